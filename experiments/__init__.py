@@ -17,8 +17,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
                                      cpu_matmuls.py where there is no GPU
       models/flops.py                FLOPs and bytes
       corpus/tokens.py               the token file, of documents.py; checked by rows.py
-      jobs/runner.py                 the process of each run, on its GPU; shown by screen.py
-      jobs/process.py                the GPUs, and the cores near one
+      jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
       training/attempt.py            the run from here to its end
       training/run_directory.py      its folder, and the checkpoint that it may go on from

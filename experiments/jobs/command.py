@@ -1,5 +1,5 @@
-"""How a command begins, is asked to stop, and ends: its arguments, the signals that it obeys, its
-exit code, and its sentence about bad input."""
+"""How a command begins, is asked to stop, and ends: its arguments and log, the signals that it
+obeys, its exit code, and its sentence about bad input."""
 
 import _thread
 import argparse
@@ -13,10 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
-
-from rich.console import Console
-from rich.markup import escape
 
 from models.errors import InputError
 
@@ -72,6 +70,32 @@ def seeds(text: str) -> list[int]:
     raise argparse.ArgumentTypeError(
         f"expected 1 to 100, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
     )
+
+
+def check_alone() -> None:
+    """Check that this process is the only one of its run or study. Raises `InputError`."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            "WORLD_SIZE is set, as under torchrun, and this takes one process: unset it, or start "
+            "this without torchrun"
+        )
+
+
+def log_to(file: Path | None) -> None:
+    """Send the log to a file and to the screen; without a file, only warnings to the screen.
+
+    Raises OSError.
+    """
+    screen = logging.StreamHandler(sys.stdout)
+    handlers = [screen]
+    if file:
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    else:
+        screen.setLevel(logging.WARNING)
+    line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
+    logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
+    logging.captureWarnings(True)
+    logging.raiseExceptions = False  # on a full disk the run goes on without lines in its log
 
 
 # ---- asked to stop ----
@@ -144,8 +168,7 @@ def _pass_on_usr1() -> None:
 
 def complain(error: Exception | str) -> int:
     """Print what is wrong with the input; returns the exit code."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[red]error:[/] {escape(str(error))}")
+    print(f"error: {error}", file=sys.stderr)
     return BAD_INPUT
 
 

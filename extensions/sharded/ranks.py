@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.jobs.command import BAD_INPUT, COME_BACK, FAILED, STARTER_PID, Stop
-from experiments.jobs.process import binding, check_gpus, from_environment, gpus
+from experiments.jobs.runner import binding, check_gpus, gpus
 from experiments.records.files import run_folder
 from models.errors import InputError
 
@@ -155,10 +155,10 @@ def is_rank(world_size: int) -> bool:
 
     Raises `InputError` if it is one of another number.
     """
-    started = from_environment("WORLD_SIZE", 1)
-    if started not in (1, world_size):
+    started = os.environ.get("WORLD_SIZE", "1")
+    if started not in ("1", str(world_size)):
         raise InputError(
             f"sharded.processes is {world_size}, and {started} processes were started: say "
             f"sharded.processes={started}"
         )
-    return started == world_size
+    return started == str(world_size)

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from experiments.jobs import process, runner
+from experiments.jobs import runner
 from experiments.jobs.command import COME_BACK, FOR_GOOD, STARTER_PID, Stop
 from experiments.jobs.runner import Run, run_all
 from tests import processes
@@ -80,13 +79,13 @@ def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkey
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{processes.ROOT}")
-    monkeypatch.setattr(process, "gpus", lambda: [None])
+    monkeypatch.setattr(runner, "gpus", lambda: [None])
     monkeypatch.setattr(runner, "COMMAND", "busy")
     monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(runner.time, "sleep", insist)
     begin = time.monotonic()
     run = Run("a", log.parent, "", 9)
-    run_all([run], Console(), stop)
+    run_all([run], stop)
     assert run.code == -signal.SIGINT
     assert time.monotonic() - begin < 30 and not stop.deferred  # a request reaches what follows
     assert not Path(Path("cache").read_text()).exists()
@@ -114,8 +113,7 @@ def test_a_run_does_not_outlive_its_study():
 
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
-    "from experiments.jobs.command import leave\n"
-    "from experiments.jobs.process import from_environment\n"
+    "from experiments.jobs.command import check_alone, leave\n"
 )
 
 
@@ -124,12 +122,12 @@ LEAVE = (
     [
         ("3", 3, ""),
         ("1 / 0", 1, "Traceback"),
-        ("from_environment('X')", 2, "error: "),
+        ("check_alone()", 2, "error: "),
         ("exec('raise SystemExit(2)')", 2, ""),
     ],
 )
 def test_a_command_leaves_with_its_exit_code(command, code, word, monkeypatch):
-    monkeypatch.setenv("X", "nonsense")
+    monkeypatch.setenv("WORLD_SIZE", "nonsense")
     done = processes.run([sys.executable, "-c", f"{LEAVE}leave(lambda: {command})"], check=False)
     assert done.returncode == code and done.stderr.startswith(word)
 

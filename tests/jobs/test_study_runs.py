@@ -1,13 +1,13 @@
-"""A study's runs: side by side, on after a failure. Stand-ins train in their
+"""A study's runs: side by side, each on its GPU, on after a failure. Stand-ins train in their
 place; tests/jobs/test_study.py has real ones."""
 
+import os
 import re
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from rich.console import Console
 
 from analysis import report
 from experiments.jobs import runner
@@ -36,8 +36,8 @@ def manifests(out: Path) -> list[Manifest]:
 
 
 def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_path, monkeypatch):
-    """Side by side: each run has a GPU, and a folder to compile in that is gone afterwards. Where
-    there is no terminal, a line says how far each run is."""
+    """Side by side: each run has a GPU, and a folder to compile in that is gone afterwards. A line
+    says how far each run is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
     monkeypatch.setenv("FAILING", "baseline")
@@ -47,7 +47,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert "baseline seed 0: started on GPU 4" in printed
     assert "baseline_compiled seed 0: started on GPU 7" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
-    line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:00:\d+ left"
+    line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed
     assert "baseline_compiled seed 0: completed at step 90" in printed
     assert printed.rindex("started on GPU") < printed.index("completed at step")
@@ -64,6 +64,33 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     (tmp_path / "file").touch()
     runs = [Run("a", tmp_path / "file/run", "", 9) for _ in range(2)]
-    run_all(runs, Console(width=200), Stop())
+    run_all(runs, Stop())
     assert [run.code for run in runs] == [BAD_INPUT] * 2
     assert capsys.readouterr().out.count(f"a: failed: {tmp_path}/file/run: Not a directory") == 2
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("2,3", ["2", "3"]), ("", [None])])
+def test_gpus_are_those_that_the_cluster_gave(visible, gpus, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert runner.gpus() == gpus
+
+
+def test_on_grace_hopper_a_run_keeps_to_the_cores_and_memory_of_its_gpu(tmp_path, monkeypatch):
+    """Four memory nodes with cores, and the memory of four GPUs as nodes without."""
+    for number in range(8):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}/cpulist").write_text("0-71\n" if number < 4 else "\n")
+    numactl = tmp_path / "numactl"
+    numactl.write_text("#!/bin/sh\nexit 0\n")
+    numactl.chmod(0o755)
+    monkeypatch.setattr(runner, "NODES", tmp_path)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    bound = ["numactl", "--cpunodebind=2", "--membind=2"]
+    assert runner.binding("2") == bound and runner.binding(None) == []
+    numactl.write_text("#!/bin/sh\nexit 1\n")  # as in a container whose memory may not be chosen
+    assert runner.binding("2") == []
+    numactl.write_text("#!/bin/sh\nexit 0\n")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert runner.binding("2") == []
