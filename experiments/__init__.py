@@ -10,7 +10,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
       models/device.py, driver.py    what a machine is; gpus.py has its peaks
       config/recipes.py              a recipe: its layers of recipes/*.yaml, merged ... (each is
                                      read by yaml_with_origins.py)
-      config/keys.py, rules.py       ... and validated
+      config/keys.py                 ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, ranks, memory
       models/architectures.py        the model, by models/llama.py
       models/float8.py               its layers in FP8: one of scaling.py, multiplied by

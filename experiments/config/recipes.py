@@ -14,7 +14,6 @@ keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 import importlib
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -23,10 +22,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from experiments.config.rules import contradictions
 from experiments.config.yaml_with_origins import (
     ROOT,
-    Given,
     Keys,
     did_you_mean,
     dump,
@@ -35,6 +32,7 @@ from experiments.config.yaml_with_origins import (
     nested,
     read_file,
     read_override,
+    refusal,
 )
 from models.errors import InputError
 
@@ -142,32 +140,24 @@ def load(
     known, there = files(RECIPES), files(OVERLAYS)
     if name not in known and not name.endswith(".yaml"):
         raise InputError(unknown("recipe", name, known, LISTED))
-    head, keys = _read(known.get(name) or Path(os.path.realpath(name)), known)
+    head, keys = _read(known.get(name, Path(name).absolute()), known)
     for overlay in overlays:
         if overlay not in there:
             raise InputError(unknown("overlay", overlay, there, LISTED))
         keys |= _read(there[overlay], there)[1]
     for override in overrides:
         keys |= read_override(override)
-    extensions = _extensions(keys)
-    config = _validate(keys, extensions)
-    config.job.description = head.description
     before = head.resolved
     made = Resolved(
         base=head.base or before.base,
         overlays=[*before.overlays, *overlays],
         overrides=[*before.overrides, *overrides],
-        plan=None if overlays or overrides else before.plan,
+        plan=before.plan,
     )
-    recipe = Recipe(head.name, head.description, config, extensions, made)
-    found = contradictions(config)
-    for find in recipe.hooks("contradictions"):
-        found += find(config)
-    nowhere = Given(None, "default")
-    problems = [f"{keys.get(key, nowhere).origin}: {key}: {message}" for key, message in found]
-    if problems:
-        raise InputError("\n".join(problems))
-    return recipe
+    extensions = _extensions(keys)
+    config = _validate(keys, extensions)
+    config.job.description = head.description
+    return Recipe(head.name, head.description, config, extensions, made)
 
 
 def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
@@ -177,7 +167,7 @@ def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
     try:
         head = _Head.model_validate({"name": path.stem} | nested(keys))
     except ValidationError as error:
-        raise mistakes(error, keys, [], {}) from error
+        raise mistakes(error, keys, []) from error
     of_head = _Head.model_fields.keys()
     own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
     if head.base is None:
@@ -199,21 +189,29 @@ def _extensions(keys: Keys) -> dict[str, ModuleType]:
 
 
 def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
-    """Validate keys and fill in defaults. JSON is pydantic's mode in which 1 is a float too.
+    """Validate keys one by one, then together; fill in defaults. JSON is pydantic's mode in which 1
+    is a float too.
 
     Raises `InputError` with a line for each wrong key.
     """
-    from experiments.config.keys import LEFT_OUT, Config, validator  # torch, which lists not need
+    from experiments.config.keys import Config, contradictions, validator  # torch: not for lists
 
     own = [(name, extension.Keys) for name, extension in extensions.items()]
     try:
-        return validator(*own).validate_json(json.dumps(nested(keys)))
+        config = validator(*own).validate_json(json.dumps(nested(keys)))
     except ValidationError as error:
         sections = asdict(Config())
         known = [*sections, *flat(sections)]
         for name, section in own:
             known += [f"{name}.{key.name}" for key in fields(section)]
-        raise mistakes(error, keys, known, LEFT_OUT) from error
+        raise mistakes(error, keys, known) from error
+    found = contradictions(config)
+    for extension in extensions.values():
+        if hasattr(extension, "contradictions"):
+            found += extension.contradictions(config)
+    if found:
+        raise refusal(keys, found)
+    return config
 
 
 # ---- what a recipe says ----
@@ -232,8 +230,8 @@ def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
     """List (key.path, value before, value after) of the keys that differ."""
     old, new = flat(asdict(before)), flat(asdict(after))
-    pairs = [(key, old.get(key), new.get(key)) for key in old | new]
-    return [(key, value, other) for key, value, other in pairs if value != other]
+    differ = [key for key in old | new if old.get(key) != new.get(key)]
+    return [(key, old.get(key), new.get(key)) for key in differ]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:

@@ -68,7 +68,7 @@ def read(path: Path, kind: type[Study] = Study) -> Study:
     try:
         study = kind.model_validate(nested(keys))
     except ValidationError as error:
-        raise mistakes(error, keys, list(kind.model_fields), {}) from error
+        raise mistakes(error, keys, list(kind.model_fields)) from error
     known = recipes.files(recipes.RECIPES)
     for name in study.recipes:
         if name not in known:  # also a path: each recipe has a folder of its name

@@ -11,7 +11,7 @@ from analysis import report
 from experiments import study
 from experiments.config import studies
 from experiments.jobs import command
-from experiments.records.files import check_folder, lock_file, lock_folder, new_folder
+from experiments.records.files import check_folder, lock_file, lock_folder
 from experiments.training import machine, plan
 from models import device
 from models.errors import InputError
@@ -54,14 +54,6 @@ def test_a_file_system_without_locks_costs_a_warning(tmp_path, monkeypatch, capl
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=no_locks))
     lock_file(tmp_path / ".lock", wait=False).close()
     assert "No locks available" in caplog.text
-
-
-def test_a_folder_that_another_starts_in_the_same_second_too(tmp_path):
-    made = [new_folder(tmp_path / "runs/four_way").name for _ in range(3)]
-    assert made == ["four_way", "four_way-2", "four_way-3"]
-    (tmp_path / "link").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(FileExistsError):
-        new_folder(tmp_path / "link/four_way")
 
 
 def test_what_is_refused_leaves_no_folder(fails, tmp_path):

@@ -59,7 +59,6 @@ def test_windows_read_back_without_a_torn_last_line(tmp_path):
         ({"tokens_per_s": 0.0}, "tokens_per_s"),
         ({"losses": [1.0, 2.0]}, "line 2"),
         ({"surprise": 1}, "surprise"),
-        ({"step": 1}, "step"),
     ],
 )
 def test_a_line_that_does_not_fit_is_named(tmp_path, changes, field):
