@@ -37,7 +37,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.runner import Run, check_gpus, gpus, run_all
+from experiments.jobs.runner import Run, gpus, run_all
 from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, lock_folder
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
@@ -95,27 +95,22 @@ def _command_line() -> CommandLine:
 
 
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
-    """Make the study that the command line asks for, or read the one to go on with, which gets its
-    new seeds; name its folder.
+    """Make the study that the command line asks for, or read the one to go on with; name its
+    folder. A folder that has the study already gets its new seeds.
 
     Raises `InputError` if the folder holds another study.
     """
-    names = [name for name in args.names if "=" not in name] or [DEFAULT]
     # os.path, which takes names of any length: an override may have more than 255 characters
-    if any(os.path.exists(os.path.join(name, STUDY_FILE)) for name in args.names):
-        if len(args.names) > 1 or args.overlay or args.out:
-            raise InputError(
-                "a study goes on as it was started, with --seeds more: leave other arguments out"
-            )
-        out = Path(args.names[0])
-        study = read(out / STUDY_FILE)
-        study.seeds += args.seeds or []
+    if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
+        overrides, out = args.names[1:], args.out or Path(args.names[0])
+        study = read(Path(args.names[0], STUDY_FILE))
     else:
-        out = args.out or dated_folder(names[0])
-        study = load(names)
-        study.overlays = args.overlay or study.overlays
-        study.overrides += [name for name in args.names if "=" in name]
-        study.seeds = args.seeds or study.seeds
+        overrides = [name for name in args.names if "=" in name]
+        names = [name for name in args.names if "=" not in name] or [DEFAULT]
+        study, out = load(names), args.out or dated_folder(names[0])
+    study.overlays = args.overlay or study.overlays
+    study.overrides = study.overrides + overrides
+    study.seeds = args.seeds or study.seeds
     if AUTO in study.overlays:
         _choose_size(study)
     if (out / STUDY_FILE).exists():
@@ -123,8 +118,8 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         started.seeds = study.seeds = [*dict.fromkeys(started.seeds + study.seeds)]
         if started != study:
             raise InputError(
-                f"{out} holds another study: choose another --out, or go on with that one: "
-                f"{PROGRAM} {quote(str(out))}"
+                f"{out} holds another study: choose another --out, or go on with that one, and "
+                f"more --seeds if you like: {PROGRAM} {quote(str(out))}"
             )
     return study, out
 
@@ -160,8 +155,6 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
         check_driver()
         for planned in plans.values():
             check_units(planned)
-            if not dry_run:
-                check_gpus(planned.world_size)
     for name, planned in plans.items():
         plans[name], finding = open_data(planned)
     print(f"Data: {finding}.")

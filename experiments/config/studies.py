@@ -45,14 +45,14 @@ def load(names: list[str]) -> Study:
     Raises `InputError` with file and line, or with the nearest names.
     """
     known, there = recipes.files(recipes.RECIPES), recipes.files(recipes.STUDIES)
-    if len(names) == 1 and names[0] in there:
+    if len(names) > 1:
+        there = {}  # a study stands alone
+    if names[0] in there:
         return read(there[names[0]])
-    kind, choice = "recipe, and a study stands alone", known
-    if len(names) == 1:
-        kind, choice = f"study, recipe, or folder with a {STUDY_FILE}", there | known
     for name in names:
         if name not in known:
-            raise InputError(recipes.unknown(kind, name, choice, recipes.LISTED))
+            kind = f"recipe, and neither one study nor a folder with a {STUDY_FILE}"
+            raise InputError(recipes.unknown(kind, name, there | known, recipes.LISTED))
     return Study(
         description=", ".join(names),
         recipes=names,

@@ -10,7 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 
 from experiments.config.keys import Config
-from experiments.config.recipes import unknown
 from models.errors import InputError
 
 INSTALLED = {"site-packages", "dist-packages"}
@@ -73,8 +72,8 @@ def _stdlib_files(left_out: set[str]) -> list[Path]:
     files = []
     for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
         folders[:] = {*folders} - left_out  # os.walk enters these
-        paths = [Path(folder, name) for name in names if not name.startswith(OF_THE_BUILD)]
-        files += [path for path in paths if path.suffix == ".py"]
+        ours = [name for name in names if not name.startswith(OF_THE_BUILD)]
+        files += [Path(folder, name) for name in ours if name.endswith(".py")]
     return sorted(files)
 
 
@@ -100,22 +99,18 @@ def _parquet_files(given: str | None) -> list[Path]:
 def _texts(name: str, column: str, source: dict) -> Iterator[str]:
     """Stream the texts of a column that are not empty; `source` is for `datasets.load_dataset`."""
     mend = (
-        "give parquet files with text in UTF-8, or for a dataset of Hugging Face run "
-        "`.venv/bin/python -m experiments.data prepare ...` on a node with internet"
+        "give parquet files with text in UTF-8, another data.text_column, or for a dataset of the "
+        "hub run `.venv/bin/python -m experiments.data prepare ...` on a node with internet"
     )
     with readable(f"training.dataset={name} could not be read", mend):
         import datasets
 
         rows = datasets.load_dataset(name, streaming=True, **source)
-        columns = rows.column_names or [column]
-        if column not in columns:
-            raise InputError(f"data.text_column: {unknown('column of it', column, columns)}")
         for row in rows.select_columns([column]):
-            text = row[column]
-            if not isinstance(text, str | None):
+            if not isinstance(row[column], str | None):
                 raise InputError(f"data.text_column: {column} does not hold text: name another")
-            if text:
-                yield text
+            if row[column]:
+                yield row[column]
 
 
 @contextmanager

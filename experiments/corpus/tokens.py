@@ -22,9 +22,8 @@ import logging
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,10 +78,8 @@ def prepare(config: Config) -> TokenFile:
     it wrote. Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the
     folder.
     """
-    with readable("the corpus or its tokenizer could not be read", "give another path"):
-        digest, documents = open_corpus(config)
-        identity, load_tokenizer = open_tokenizer(config)
-    content = [FORMAT_VERSION, digest, identity, config.data.max_tokens]
+    digest, documents = open_corpus(config)
+    content = [FORMAT_VERSION, digest, tokenizer_identity(config), config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
     folder = cache / f"{config.training.dataset.replace('/', '--')}-{content_hash}"
@@ -91,7 +88,7 @@ def prepare(config: Config) -> TokenFile:
             cache.mkdir(parents=True, exist_ok=True)
             with lock_file(cache / f".{folder.name}.lock", wait=True):
                 if not folder.exists():
-                    _write(folder, config, documents, load_tokenizer(documents))
+                    _write(folder, config, documents, load_tokenizer(config, documents))
     except OSError as error:
         raise InputError(
             f"data.cache_dir={cache}: {error.strerror or error}: "
@@ -148,30 +145,35 @@ def _write_tokens(folder: Path, config: Config, documents: Documents, tokenizer:
 # ---- text to tokens: a tokenizer.json, one of the hub, or a BPE trained on the corpus ----
 
 
-def open_tokenizer(config: Config) -> tuple[str, Callable[[Documents], Tokenizer]]:
-    """Give the tokenizer's identity, which enters the token file's hash, and a function that loads
-    it for a corpus.
-
-    A tokenizer of the hub is identified by its name.
-    """
-    given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
+def tokenizer_identity(config: Config) -> str:
+    """Name the tokenizer, for the token file's hash; one of the hub by its name."""
+    given = config.model.hf_assets_path
     if not given:
-        return f"bpe:{vocab_size}", lambda documents: _train_bpe(documents(), vocab_size)
+        return f"bpe:{config.data.bpe_vocab_size}"
+    file = _tokenizer_file(given)
+    return digest_of([file]) if file else f"hub:{given}"
+
+
+def _tokenizer_file(given: str) -> Path | None:
+    """Return the tokenizer.json that a path leads to; None for a name of the hub."""
     path = Path(given)
-    identity, load = f"hub:{given}", partial(Tokenizer.from_pretrained, given)
-    if path.exists():
-        file = path / "tokenizer.json" if path.is_dir() else path
-        identity, load = digest_of([file]), partial(Tokenizer.from_file, str(file))
+    if not path.exists():
+        return None
+    return path / "tokenizer.json" if path.is_dir() else path
 
-    def read(documents: Documents) -> Tokenizer:
-        mend = (
-            "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
-            'Hugging Face, which needs internet; "" trains a BPE on the corpus'
-        )
-        with readable(f"model.hf_assets_path={given} could not be read", mend):
-            return load()
 
-    return identity, read
+def load_tokenizer(config: Config, documents: Documents) -> Tokenizer:
+    """Load the tokenizer, or train one on the documents. Raises `InputError`."""
+    given = config.model.hf_assets_path
+    if not given:
+        return _train_bpe(documents(), config.data.bpe_vocab_size)
+    mend = (
+        "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
+        'Hugging Face, which needs internet; "" trains a BPE on the corpus'
+    )
+    with readable(f"model.hf_assets_path={given} could not be read", mend):
+        file = _tokenizer_file(given)
+        return Tokenizer.from_file(str(file)) if file else Tokenizer.from_pretrained(given)
 
 
 def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:

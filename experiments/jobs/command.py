@@ -7,6 +7,7 @@ import ctypes
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -61,14 +62,12 @@ class CommandLine(argparse.ArgumentParser):
 def seeds(text: str) -> list[int]:
     """Read `--seeds`: how many of them, from 0; or a list, with a comma. Raises
     ArgumentTypeError."""
-    with suppress(ValueError):
-        given = [int(word) for word in text.removesuffix(",").split(",")]
-        if "," in text and all(0 <= seed < 10**18 for seed in given):
-            return given
-        if "," not in text and 0 < given[0] <= 100:
-            return list(range(given[0]))
+    if re.fullmatch(r"[1-9]\d?", text):
+        return [*range(int(text))]
+    if re.fullmatch(r"(\d{1,18},)+(\d{1,18})?", text):
+        return [int(seed) for seed in text.split(",") if seed]
     raise argparse.ArgumentTypeError(
-        f"expected 1 to 100, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
+        f"expected 1 to 99, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
     )
 
 
@@ -166,12 +165,6 @@ def _pass_on_usr1() -> None:
 # ---- its end ----
 
 
-def complain(error: Exception | str) -> int:
-    """Print what is wrong with the input; returns the exit code."""
-    print(f"error: {error}", file=sys.stderr)
-    return BAD_INPUT
-
-
 class _Output(io.FileIO):
     """A file whose failures raise nothing: a closed pipe ends no training."""
 
@@ -186,15 +179,15 @@ def code_of(command: Callable[[], int]) -> int:
     try:
         return command()
     except InputError as error:
-        return complain(error)
+        sentence = str(error)
     except OSError as error:
         if not error.filename:
             raise
-        return complain(f"{error.filename}: {error.strerror}: make room, or choose another")
-    except KeyboardInterrupt as request:  # of `Stop`
+        sentence = f"{error.filename}: {error.strerror}: mend that, or choose another"
+    except KeyboardInterrupt as request:  # of `Stop`, once it listens
         return request.args[0] if request.args else FOR_GOOD
-    except SystemExit as end:  # after --help
-        return int(end.code or 0)
+    print(f"error: {sentence}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def leave(command: Callable[[], int]) -> NoReturn:

@@ -29,7 +29,6 @@ from experiments.jobs.command import (
 )
 from experiments.records.files import last_window, write_whole
 from experiments.records.run import LOG, RECIPE
-from models.errors import InputError
 
 # Variables of cache folders, but for those that the user has set. This is looked at before torch is
 # imported, which sets one by itself.
@@ -209,16 +208,6 @@ def gpus() -> list[str | None]:
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())] or [None]
-
-
-def check_gpus(needed: int) -> None:
-    """Check that there are the GPUs that a run takes, where there are any. Raises `InputError`."""
-    there = gpus()
-    if there != [None] and needed > len(there):
-        raise InputError(
-            f"a run takes {needed} GPUs, and {len(there)} are here: have it take fewer, or start "
-            "it where there are as many"
-        )
 
 
 def binding(gpu: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.jobs.command import BAD_INPUT, COME_BACK, FAILED, STARTER_PID, Stop
-from experiments.jobs.runner import binding, check_gpus, gpus
+from experiments.jobs.runner import binding, gpus
 from experiments.records.files import run_folder
 from models.errors import InputError
 
@@ -39,6 +39,16 @@ def start(recipe, arguments: list[str], out: Path | None, stop: Stop) -> int | N
 
 
 # ---- as their starter sees them ----
+
+
+def check_gpus(needed: int) -> None:
+    """Check that there are the GPUs that a run takes, where there are any. Raises `InputError`."""
+    there = gpus()
+    if there != [None] and needed > len(there):
+        raise InputError(
+            f"a run takes {needed} GPUs, and {len(there)} are here: have it take fewer, or start "
+            "it where there are as many"
+        )
 
 
 def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:

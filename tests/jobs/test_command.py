@@ -123,7 +123,6 @@ LEAVE = (
         ("3", 3, ""),
         ("1 / 0", 1, "Traceback"),
         ("check_alone()", 2, "error: "),
-        ("exec('raise SystemExit(2)')", 2, ""),
     ],
 )
 def test_a_command_leaves_with_its_exit_code(command, code, word, monkeypatch):

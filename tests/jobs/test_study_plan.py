@@ -76,7 +76,7 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "seeds"), [("3", [0, 1, 2]), ("0, 1,2", [0, 1, 2]), ("3,", [3]), ("4,3", [4, 3])]
+    ("text", "seeds"), [("3", [0, 1, 2]), ("0,1,2", [0, 1, 2]), ("3,", [3]), ("4,3", [4, 3])]
 )
 def test_seeds_are_a_number_of_them_or_a_list(text, seeds):
     assert command.seeds(text) == seeds
