@@ -57,13 +57,14 @@ def print_list(everything: bool) -> None:
 
 
 def print_recipe(name: str, overlays: list[str], overrides: list[str], everything: bool) -> None:
-    """Print what a recipe, with overlays and keys, changes in its parent; all keys if they are
-    asked for."""
+    """Print what a recipe changes in its parent, with overlays and keys in both; all keys if they
+    are asked for."""
     recipe = recipes.load(name, overlays, overrides)
     print(f"{recipe.name}: {recipe.description}")
-    if recipe.made.base:
-        print(f"Changes in {recipe.made.base}:")
-        parent = recipes.load(recipe.made.base)
+    made = recipe.made
+    if made.base:
+        print(f"Changes in {made.base}:")
+        parent = recipes.load(made.base, made.overlays, made.overrides)
         for key, value, other in recipes.changes(parent.config, recipe.config):
             print(f"  {key}: {json.dumps(value)} -> {json.dumps(other)}")
     print(f"All keys:\n{recipes.to_yaml(recipe)}" if everything else "All keys: add --all")

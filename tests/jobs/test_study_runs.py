@@ -3,6 +3,8 @@ place; tests/jobs/test_study.py has real ones."""
 
 import os
 import re
+import signal
+import time
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -11,7 +13,7 @@ import pytest
 
 from analysis import report
 from experiments.jobs import runner
-from experiments.jobs.command import BAD_INPUT, Stop
+from experiments.jobs.command import BAD_INPUT, FOR_GOOD, Stop
 from experiments.jobs.runner import Run, run_all
 from experiments.records.files import read
 from experiments.records.run import Manifest
@@ -59,6 +61,25 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert ends == [("completed", "4"), ("completed", "7")]
     caches = {path.read_text() for path in out.rglob("caches")}
     assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)
+
+
+def test_a_second_ctrl_c_ends_the_runs_within_their_step(start, tmp_path, monkeypatch):
+    run, sent = tmp_path / "study/baseline/seed0", []
+
+    def insist(seconds, sleep=time.sleep):
+        """In place of the runner's pause: Ctrl-C once the run listens, and again after a second."""
+        sleep(1.2 if sent else 0.05)
+        if (run / "manifest.json").exists() and len(sent) < 2:
+            sent.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setenv("STEP_S", "60")
+    monkeypatch.setattr(runner.time, "sleep", insist)
+    begin = time.monotonic()
+    code, printed = start()
+    assert code == FOR_GOOD and printed.count("interrupted") == 1
+    assert time.monotonic() - begin < 30
+    assert not Path((run / "caches").read_text()).exists()
 
 
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):

@@ -64,11 +64,6 @@ def test_measure_all_names_recipes_and_studies_that_exist():
     assert len(named) > 10 and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
 
 
-def test_make_alone_lists_what_there_is():
-    lines = processes.run(["make"]).stdout.splitlines()
-    assert any(line.startswith("make study ") for line in lines)
-
-
 @pytest.mark.parametrize(
     ("code", "keeps", "requeued", "words"),
     [

@@ -55,8 +55,6 @@ def test_windows_read_back_without_a_torn_last_line(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"step": "two"}, "step"),
-        ({"tokens_per_s": 0.0}, "tokens_per_s"),
         ({"losses": [1.0, 2.0]}, "line 2"),
         ({"surprise": 1}, "surprise"),
     ],
