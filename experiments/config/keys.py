@@ -237,11 +237,9 @@ ALL_GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather"
 
 def contradictions(config: Config) -> list[tuple[str, str]]:
     """List what no key tells alone: the key to look at, and what to do."""
-    training, profiling = config.training, config.profiling
+    training, float8 = config.training, config.quantize.linear.float8
     local, whole = training.local_batch_size, training.global_batch_size
     tokens, total_steps = training.seq_len * local, config.lr_scheduler.total_steps
-    keys, float8 = config.compile, config.quantize.linear.float8
-    compiled = keys.enable and keys.scope == "block" and "model" in keys.components
     rules = [
         (
             whole > 0 and whole % local,
@@ -257,18 +255,6 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             config.checkpoint.initial_load_path and not config.checkpoint.enable,
             "checkpoint.initial_load_path",
             "is not read without checkpoints; set checkpoint.enable to true",
-        ),
-        (
-            config.activation_checkpoint.mode == "memory_budget" and not compiled,
-            "activation_checkpoint.mode",
-            "memory_budget is the compiler's; set compile.enable to true, scope to block, "
-            "components to [model]",
-        ),
-        (
-            profiling.enable_profiling
-            and profiling.profile_freq <= profiling.profiler_warmup + profiling.profiler_active,
-            "profiling.profile_freq",
-            "must be larger than profiler_warmup and profiler_active together; raise it",
         ),
         (
             training.dataset_path and training.dataset != "parquet",

@@ -12,13 +12,12 @@ keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 """
 
 import importlib
-import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -43,6 +42,7 @@ RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 STUDIES = RECIPES / "studies"
 EXTENSIONS = ROOT / "extensions"
+FEW = 8
 LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -98,9 +98,19 @@ class Recipe:
 
 def files(folder: Path) -> dict[str, Path]:
     """List a folder's YAML files by name, then those of extensions' folders of the same name."""
-    folders = [folder, *sorted(EXTENSIONS.glob(f"*/{folder.name}"))]
-    found = itertools.chain.from_iterable(sorted(each.glob("*.yaml")) for each in folders)
-    return {path.stem: path for path in found}
+    own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
+    return {path.stem: path for path in [*sorted(own), *sorted(others)]}
+
+
+def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
+    """Return what has a name.
+
+    Raises `InputError`: the nearest names, and all of them if they are few.
+    """
+    if name in known:
+        return known[name]
+    others = f"choose {', '.join(known)}" if len(known) < FEW else LISTED
+    raise InputError(f"{origin}{did_you_mean(name, known)}`{name}` is no {kind}: {others}")
 
 
 # ---- load ----
@@ -138,13 +148,10 @@ def load(
     if seed is not None:
         overrides = [*overrides, f"debug.seed={seed}"]
     known, there = files(RECIPES), files(OVERLAYS)
-    if name not in known and not name.endswith(".yaml"):
-        raise InputError(unknown("recipe", name, known, LISTED))
-    head, keys = _read(known.get(name, Path(name).absolute()), known)
+    path = Path(name).absolute() if name.endswith(".yaml") else find("recipe", name, known)
+    head, keys = _read(path, known)
     for overlay in overlays:
-        if overlay not in there:
-            raise InputError(unknown("overlay", overlay, there, LISTED))
-        keys |= _read(there[overlay], there)[1]
+        keys |= _read(find("overlay", overlay, there), there)[1]
     for override in overrides:
         keys |= read_override(override)
     before = head.resolved
@@ -173,11 +180,8 @@ def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
     if head.base is None:
         return head, own
     others = {name: other for name, other in known.items() if other != path}
-    if head.base not in others:
-        kind = "recipe that this one can be based on"
-        sentence = unknown(kind, head.base, others, LISTED)
-        raise InputError(f"{keys['base'].origin}: base: {sentence}")
-    return head, _read(others[head.base], others)[1] | own
+    kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
+    return head, _read(find(kind, head.base, others, origin), others)[1] | own
 
 
 def _extensions(keys: Keys) -> dict[str, ModuleType]:
@@ -232,10 +236,3 @@ def changes(before: "Config", after: "Config") -> list[tuple[str, object, object
     old, new = flat(asdict(before)), flat(asdict(after))
     differ = [key for key in old | new if old.get(key) != new.get(key)]
     return [(key, old.get(key), new.get(key)) for key in differ]
-
-
-def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:
-    """Say that a name is not in `known`: the nearest names first, then all of them, or how they are
-    `listed`."""
-    hint = did_you_mean(name, known)
-    return f"{hint}`{name}` is no {kind}: {listed or 'choose ' + ', '.join(known)}"

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import mistakes, nested, read_file
 from experiments.records.run import STUDY_FILE, Seed
-from models.errors import InputError
 
 DEFAULT = "four_way"
 AUTO = "auto"  # among the overlays: what this machine can hold
@@ -50,9 +49,8 @@ def load(names: list[str]) -> Study:
     if names[0] in there:
         return read(there[names[0]])
     for name in names:
-        if name not in known:
-            kind = f"recipe, and neither one study nor a folder with a {STUDY_FILE}"
-            raise InputError(recipes.unknown(kind, name, there | known, recipes.LISTED))
+        kind = f"recipe, and neither one study nor a folder with a {STUDY_FILE}"
+        recipes.find(kind, name, there | known)
     return Study(
         description=", ".join(names),
         recipes=names,
@@ -70,11 +68,8 @@ def read(path: Path, kind: type[Study] = Study) -> Study:
     except ValidationError as error:
         raise mistakes(error, keys, list(kind.model_fields)) from error
     known = recipes.files(recipes.RECIPES)
-    for name in study.recipes:
-        if name not in known:  # also a path: each recipe has a folder of its name
-            sentence = recipes.unknown("recipe", name, known, recipes.LISTED)
-            raise InputError(f"{keys['recipes'].origin}: recipes: {sentence}")
-    if study.baseline not in study.recipes:
-        sentence = recipes.unknown("recipe of this study", study.baseline, study.recipes)
-        raise InputError(f"{keys['baseline'].origin}: baseline: {sentence}")
+    for name in study.recipes:  # no paths: each recipe has a folder of its name
+        recipes.find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
+    its_own, origin = dict.fromkeys(study.recipes), f"{keys['baseline'].origin}: baseline: "
+    recipes.find("recipe of this study", study.baseline, its_own, origin)
     return study

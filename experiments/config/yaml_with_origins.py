@@ -158,10 +158,7 @@ def _sentence(key: str, details: list[dict], known: list[str]) -> str:
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{did_you_mean(key, known)}There is no such key here, and no extension that has it"
-    words = [
-        detail["msg"].removeprefix("Input ").replace("an object", "keys below it")
-        for detail in details
-    ]
+    words = [detail["msg"].removeprefix("Input ") for detail in details]
     return f"{' or '.join(words)}, got {value!r:.80}"
 
 

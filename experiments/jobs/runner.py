@@ -56,7 +56,6 @@ class Run:
     world_size: int = 1
     code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
     process: subprocess.Popen | None = None
-    line_at: float = 0.0  # when the next line about its steps is due
 
     @property
     def step(self) -> int:
@@ -94,7 +93,6 @@ class Run:
             self.code = BAD_INPUT
             self.say(f"failed: {error.filename}: {error.strerror}")
             return False
-        self.line_at = time.monotonic() + LINE_EVERY_S
         self.say(f"started on GPU {names}" if names else "started")
         return True
 
@@ -120,8 +118,7 @@ class Run:
     def show(self, left_s: float) -> None:
         """Say how far the run is, and how many seconds are left for all of them."""
         window = last_window(self.directory)
-        if window and time.monotonic() > self.line_at:
-            self.line_at = time.monotonic() + LINE_EVERY_S
+        if window:
             self.say(
                 f"step {window.step}/{self.steps}  loss {window.loss or math.nan:.3f}  "
                 f"{window.tokens_per_s:,.0f} tokens/s  "
@@ -152,7 +149,8 @@ def _work(runs: list[Run], stop: Stop) -> None:
     """Start runs as GPUs become free, pass a request to stop on, and say how runs get on and
     end."""
     waiting, running, asked, kill_at = list(runs), [], False, math.inf
-    begun, before = time.monotonic(), sum(run.step for run in runs)
+    line_at = begun = time.monotonic()
+    before = sum(run.step for run in runs)
     while running or (waiting and not stop.code):
         try:
             if not stop.code:
@@ -164,10 +162,12 @@ def _work(runs: list[Run], stop: Stop) -> None:
             if time.monotonic() > kill_at:
                 _send(running, signal.SIGKILL)
             running = [run for run in running if not run.ended()]
-            made = sum(run.step for run in runs) - before
-            left = sum(run.steps - run.step for run in running + waiting)
-            for run in running:
-                run.show((time.monotonic() - begun) / max(1, made) * left)
+            if time.monotonic() > line_at + LINE_EVERY_S:
+                line_at = time.monotonic()
+                made = sum(run.step for run in runs) - before
+                left = sum(run.steps - run.step for run in running + waiting)
+                for run in running:
+                    run.show((line_at - begun) / max(1, made) * left)
         except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
             kill_at = time.monotonic() + GRACE_S
             _send(running, signal.SIGINT)
