@@ -25,14 +25,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_recipe(nargs="?")
     parser.add_argument("--all", action="store_true", help="all recipes, or all keys of one")
     args = parser.parse(argv)
-    if args.command == "show" and not args.name:
-        parser.error("show takes a recipe's name")
     if args.command == "list":
         print_list(args.all)
-    elif args.command == "show":
+    elif args.command == "schema":
+        print(json.dumps(schema(), indent=2))
+    elif args.name:
         print_recipe(args.name, args.overlay, args.overrides, args.all)
     else:
-        print(json.dumps(schema(), indent=2))
+        parser.error("show takes a recipe's name")
     return COMPLETED
 
 

@@ -56,8 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     findings.append(("data", data))
     TIMELINE.mark("data")
     if args.dry_run:
-        name = " + ".join([recipe.name, *recipe.made.overlays])
-        findings.append(("ready", f"{name}, seed {recipe.config.debug.seed}, would run"))
         for topic, finding in findings:
             print(f"{topic:<8} {finding}")
         return COMPLETED

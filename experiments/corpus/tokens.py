@@ -62,38 +62,31 @@ class TokenFile:
             if (path / "checksum").read_text() != _checksum(path):
                 raise ValueError("the checksum is another")
             meta = json.loads((path / "meta.json").read_text())
-            tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
+            tokens = np.memmap(path / "tokens.bin", dtype=meta.pop("dtype"), mode="r")
             documents = np.load(path / "documents.npy")
         except (OSError, ValueError) as error:
             raise InputError(
                 f"the token file {path} is damaged ({error}): delete that folder and run again"
             ) from error
-        return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
+        return cls(path, tokens, documents, **meta)
 
 
 def prepare(config: Config) -> TokenFile:
     """Open the token file that `config` asks for, written first if it isn't there.
 
     Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what
-    it wrote. Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the
-    folder.
+    it wrote. Raises `InputError` for what is wrong with the corpus or the tokenizer, and OSError.
     """
     digest, documents = open_corpus(config)
     content = [FORMAT_VERSION, digest, tokenizer_identity(config), config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
     folder = cache / f"{config.training.dataset.replace('/', '--')}-{content_hash}"
-    try:
-        if not folder.exists():  # else its cache may be read-only
-            cache.mkdir(parents=True, exist_ok=True)
-            with lock_file(cache / f".{folder.name}.lock", wait=True):
-                if not folder.exists():
-                    _write(folder, config, documents, load_tokenizer(config, documents))
-    except OSError as error:
-        raise InputError(
-            f"data.cache_dir={cache}: {error.strerror or error}: "
-            "name a data.cache_dir that can be written and has room"
-        ) from error
+    if not folder.exists():  # else its cache may be read-only
+        cache.mkdir(parents=True, exist_ok=True)
+        with lock_file(cache / f".{folder.name}.lock", wait=True):
+            if not folder.exists():
+                _write(folder, config, documents, load_tokenizer(config, documents))
     return TokenFile.open(folder)
 
 

@@ -181,9 +181,7 @@ def code_of(command: Callable[[], int]) -> int:
     except InputError as error:
         sentence = str(error)
     except OSError as error:
-        if not error.filename:
-            raise
-        sentence = f"{error.filename}: {error.strerror}: mend that, or choose another"
+        sentence = f"{error}: mend that, or choose another"
     except KeyboardInterrupt as request:  # of `Stop`, once it listens
         return request.args[0] if request.args else FOR_GOOD
     print(f"error: {sentence}", file=sys.stderr)
