@@ -29,7 +29,8 @@ SPINS = 10_000
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     args = _command_line().parse(arguments)
-    os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # read while torch is imported
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # read while torch is imported
     # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
     stop = Stop()

@@ -91,7 +91,7 @@ class Run:
                 )
         except OSError as error:  # the next run may find room
             self.code = BAD_INPUT
-            self.say(f"failed: {error.filename}: {error.strerror}")
+            self.say(f"failed: {error}")
             return False
         self.say(f"started on GPU {names}" if names else "started")
         return True

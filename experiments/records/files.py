@@ -11,7 +11,7 @@ from typing import TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from experiments.records.run import LOG, METRICS, Record, Window
+from experiments.records.run import METRICS, Record, Window
 from models.errors import InputError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -22,14 +22,11 @@ class RecordError(ValueError):
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Write a file, whole or not at all. Raises OSError, which names the file."""
+    """Write a file, whole or not at all. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(content, encoding="utf-8")
         part.replace(path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
     finally:  # on a full disk, what was written takes room from other records
         part.unlink(missing_ok=True)
 
@@ -108,9 +105,9 @@ def check_folder(folder: Path, kind: str, *marks: str) -> None:
     """Check that a folder is new, empty, or holds an unfinished `kind` (run or study), which has
     one of the files `marks`.
 
-    Hidden files and a log are nobody's. Raises `InputError`.
+    Hidden files are nobody's. Raises `InputError`.
     """
-    names = {path.name for path in folder.glob("[!.]*")} - {LOG}
+    names = {path.name for path in folder.glob("[!.]*")}
     if names and names.isdisjoint(marks):
         raise InputError(
             f"{folder} is not empty and holds no unfinished {kind}: choose another --out"

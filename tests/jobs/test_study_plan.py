@@ -41,7 +41,7 @@ def test_a_study_goes_on_with_more_seeds(command, tmp_path, capsys):
 
 
 def test_a_folder_is_locked_by_one_at_a_time(tmp_path):
-    for name in ("study.yaml", "another", ".hidden", "log.txt"):
+    for name in ("study.yaml", "another", ".hidden"):
         (tmp_path / name).touch()
     for _ in range(2):
         check_folder(tmp_path, "study", "study.yaml")
