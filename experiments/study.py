@@ -111,8 +111,11 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
-    if AUTO in study.overlays:
-        _choose_size(study)
+    if study.overlays == [AUTO]:
+        from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
+
+        study.overlays, why = choose_size(study.baseline, study.overrides)
+        print(f"Size: {why}; --overlay chooses another.")
     if (out / STUDY_FILE).exists():
         started = read(out / STUDY_FILE)
         started.seeds = study.seeds = [*dict.fromkeys(started.seeds + study.seeds)]
@@ -122,16 +125,6 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
                 f"more --seeds if you like: {PROGRAM} {quote(str(out))}"
             )
     return study, out
-
-
-def _choose_size(study: Study) -> None:
-    """Replace the overlay `auto` by those that suit this machine."""
-    from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
-
-    chosen, why = choose_size(study.baseline, study.overrides)
-    place = study.overlays.index(AUTO)
-    study.overlays[place : place + 1] = chosen
-    print(f"Size: {why}; --overlay chooses another.")
 
 
 # ---- plan ----

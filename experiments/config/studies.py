@@ -10,7 +10,7 @@ from experiments.config.yaml_with_origins import mistakes, nested, read_file
 from experiments.records.run import STUDY_FILE, Seed
 
 DEFAULT = "four_way"
-AUTO = "auto"  # among the overlays: what this machine can hold
+AUTO = "auto"  # in place of overlays: what this machine can hold
 
 
 class Study(BaseModel):
