@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config.yaml_with_origins import (
     ROOT,
@@ -27,11 +27,11 @@ from experiments.config.yaml_with_origins import (
     did_you_mean,
     dump,
     flat,
-    mistakes,
     nested,
     read_file,
     read_override,
     refusal,
+    validated,
 )
 from models.errors import InputError
 
@@ -171,10 +171,7 @@ def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
     """Read the file of a recipe or of an overlay: its head, and the keys of its sections upon those
     of the files that it is based on, each a name of `known`."""
     keys = read_file(path)
-    try:
-        head = _Head.model_validate({"name": path.stem} | nested(keys))
-    except ValidationError as error:
-        raise mistakes(error, keys, []) from error
+    head = validated(_Head.model_validate, {"name": path.stem} | nested(keys), keys)
     of_head = _Head.model_fields.keys()
     own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
     if head.base is None:
@@ -201,14 +198,12 @@ def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
     from experiments.config.keys import Config, contradictions, validator  # torch: not for lists
 
     own = [(name, extension.Keys) for name, extension in extensions.items()]
-    try:
-        config = validator(*own).validate_json(json.dumps(nested(keys)))
-    except ValidationError as error:
-        sections = asdict(Config())
-        known = [*sections, *flat(sections)]
-        for name, section in own:
-            known += [f"{name}.{key.name}" for key in fields(section)]
-        raise mistakes(error, keys, known) from error
+    sections = asdict(Config())
+    known = [*sections, *flat(sections)]
+    for name, section in own:
+        known += [f"{name}.{key.name}" for key in fields(section)]
+    check = validator(*own).validate_json
+    config = validated(check, json.dumps(nested(keys)), keys, known)
     found = contradictions(config)
     for extension in extensions.values():
         if hasattr(extension, "contradictions"):

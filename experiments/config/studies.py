@@ -3,10 +3,10 @@ recipes."""
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import mistakes, nested, read_file
+from experiments.config.yaml_with_origins import nested, read_file, validated
 from experiments.records.run import STUDY_FILE, Seed
 
 DEFAULT = "four_way"
@@ -63,10 +63,7 @@ def load(names: list[str]) -> Study:
 def read(path: Path, kind: type[Study] = Study) -> Study:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys = read_file(path)
-    try:
-        study = kind.model_validate(nested(keys))
-    except ValidationError as error:
-        raise mistakes(error, keys, list(kind.model_fields)) from error
+    study = validated(kind.model_validate, nested(keys), keys, kind.model_fields)
     known = recipes.files(recipes.RECIPES)
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         recipes.find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")

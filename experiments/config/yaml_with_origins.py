@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -140,18 +140,25 @@ def refusal(keys: Keys, found: Iterable[tuple[str, str]]) -> InputError:
     return InputError("\n".join(lines))
 
 
-def mistakes(error: ValidationError, keys: Keys, known: list[str]) -> InputError:
-    """Make an error of what pydantic refuses; `known` are the keys that there are."""
+def validated(check: Callable, data: dict | str, keys: Keys, known: Iterable[str] = ()) -> Any:
+    """Return what pydantic's `check` makes of `data`, made of `keys`.
+
+    Raises `InputError` for the keys that it refuses; `known` are those that there are.
+    """
+    try:
+        return check(data)
+    except ValidationError as error:
+        refused = error.errors(include_url=False)
     by_key: dict[str, list[dict]] = {}
-    for detail in error.errors(include_url=False):
+    for detail in refused:
         key = ".".join(map(str, detail["loc"]))
         while "." in key and key not in keys and detail["type"] != "missing":
             key = key.rpartition(".")[0]  # without list indices and members of a union
         by_key.setdefault(key, []).append(detail)
-    return refusal(keys, [(key, _sentence(key, all_, known)) for key, all_ in by_key.items()])
+    raise refusal(keys, [(key, _sentence(key, all_, known)) for key, all_ in by_key.items()])
 
 
-def _sentence(key: str, details: list[dict], known: list[str]) -> str:
+def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
     """Say what is wrong with one key; `details` has an error for each type that it may have."""
     kind, value = details[0]["type"], details[0]["input"]
     if kind == "missing":

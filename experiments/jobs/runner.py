@@ -204,7 +204,7 @@ def gpus() -> list[str | None]:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()] or [None]
+        return [name for name in visible.split(",") if name] or [None]
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())] or [None]
