@@ -1,7 +1,6 @@
 """Token files: what enters them, when they are made again, and mistakes."""
 
 import errno
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,12 +28,14 @@ def refused(config) -> str:
 # ---- what enters ----
 
 
-def test_text_that_looks_like_end_of_text_does_not_end_a_document(config):
-    config.model.hf_assets_path = ""
-    config.data.bpe_vocab_size = 300
-    write_parquet(config.training.dataset_path, ["one <|end_of_text|> two"])
+def test_a_bpe_of_the_corpus_loses_nothing_and_ends_each_document_once(config):
+    config.model.hf_assets_path, config.data.bpe_vocab_size = "", 300
+    text = "one <|end_of_text|> zwölf\n\ttwo"
+    write_parquet(config.training.dataset_path, [text])
     file = prepare(config)
     assert np.flatnonzero(file.tokens == file.eos_id).tolist() == [len(file.tokens) - 1]
+    own = Tokenizer.from_file(str(file.path / "tokenizer.json"))
+    assert own.decode(file.tokens[:-1].tolist(), skip_special_tokens=False) == text
 
 
 def test_prepared_and_hashed_once_until_the_content_changes(config, monkeypatch):
@@ -63,18 +64,6 @@ def test_a_folder_is_read_by_name_in_batches_that_change_nothing(config, tmp_pat
         write_parquet(tmp_path / "many" / f"{name}.parquet", documents)
     config.training.dataset_path = str(tmp_path / "many")
     assert prepare(config).tokens.tolist() == [1, EOS, 2, 3, EOS, 4, EOS]
-
-
-def test_python_stdlib_with_its_own_bpe(config, monkeypatch):
-    """Of one of its packages, to be quick: `make study` takes all."""
-    package = Path(json.__file__).parent
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(package))
-    config.training.dataset = "python_stdlib"
-    config.model.hf_assets_path, config.data.bpe_vocab_size = "", 512
-    file = prepare(config)
-    own = Tokenizer.from_file(str(file.path / "tokenizer.json"))
-    first = own.decode(file.tokens[: file.documents[1]].tolist())
-    assert first == (package / "__init__.py").read_text()  # the first by name, and nothing lost
 
 
 def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
