@@ -62,13 +62,13 @@ class TokenFile:
             if (path / "checksum").read_text() != _checksum(path):
                 raise ValueError("the checksum is another")
             meta = json.loads((path / "meta.json").read_text())
-            tokens = np.memmap(path / "tokens.bin", dtype=meta.pop("dtype"), mode="r")
+            tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
             documents = np.load(path / "documents.npy")
         except (OSError, ValueError) as error:
             raise InputError(
                 f"the token file {path} is damaged ({error}): delete that folder and run again"
             ) from error
-        return cls(path, tokens, documents, **meta)
+        return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
 
 
 def prepare(config: Config) -> TokenFile:
