@@ -168,7 +168,7 @@ def is_rank(world_size: int) -> bool:
     started = os.environ.get("WORLD_SIZE", "1")
     if started not in ("1", str(world_size)):
         raise InputError(
-            f"sharded.processes is {world_size}, and {started} processes were started: say "
+            f"sharded.processes is {world_size}, and WORLD_SIZE={started} were started: say "
             f"sharded.processes={started}"
         )
     return started == str(world_size)
