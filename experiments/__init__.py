@@ -16,7 +16,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
       models/float8.py               its layers in FP8: one of scaling.py, multiplied by
                                      cpu_matmuls.py where there is no GPU
       models/flops.py                FLOPs and bytes
-      corpus/tokens.py               the token file, of documents.py; checked by rows.py
+      corpus/tokens.py               the token file; checked by rows.py
       jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
       training/attempt.py            the run from here to its end
