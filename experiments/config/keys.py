@@ -44,24 +44,16 @@ LIMITS = {
     "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
     "training.max_norm": Annotated[float, Field(gt=0)],
     "training.steps": AtLeast1,
-    "training.gc_freq": AtLeast1,
-    "training.dataloader.num_workers": Count,
-    "training.dataloader.prefetch_factor": AtLeast1 | None,
     "parallelism.data_parallel_replicate_degree": AtLeast1,
     "parallelism.data_parallel_shard_degree": AutoOrCount,
     "checkpoint.interval": AtLeast1,
     # not 1: the last may be half written
     "checkpoint.keep_latest_k": Literal[0] | Annotated[int, Field(ge=2)],
     "activation_checkpoint.selective_ac_option": Annotated[str, Field(pattern=r"^(op|[1-9]\d*)$")],
-    "activation_checkpoint.memory_budget": Share,
-    "activation_checkpoint.determinism_check": Literal["default", "none"],
     # the compiler; the other two, which generate no code, are for looking for its errors
     "compile.backend": Literal["inductor", "aot_eager", "eager"],
     # how operands are scaled, which turns FP8 on
     "quantize.linear.float8.recipe_name": Literal[tuple(SCALINGS)] | None,
-    "comm.init_timeout_seconds": AtLeast1,
-    "comm.train_timeout_seconds": AtLeast1,
-    "comm.trace_buf_size": Count,
 }
 """Values of torchtitan's keys, where they are fewer than torchtitan's."""
 
