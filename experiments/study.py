@@ -86,7 +86,7 @@ def _command_line() -> CommandLine:
     parser.add_overlays()
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
-    add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")
+    add("--dry-run", action="store_true", help="check recipes and data; list what would run")
     add("--verbose", action="store_true", help="print what the answer rests on too")
     return parser
 

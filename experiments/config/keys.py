@@ -224,9 +224,6 @@ def validator(*extensions: tuple[str, type]) -> TypeAdapter:
     return TypeAdapter(make_dataclass("WithExtensions", sections, bases=(Config,)))
 
 
-ALL_GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather"
-
-
 def contradictions(config: Config) -> list[tuple[str, str]]:
     """List what no key tells alone: the key to look at, and what to do."""
     training, float8 = config.training, config.quantize.linear.float8
@@ -261,7 +258,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
         ),
         (
             float8.enable_fsdp_float8_all_gather and float8.recipe_name != "tensorwise",
-            ALL_GATHER,
+            "quantize.linear.float8.enable_fsdp_float8_all_gather",
             f"needs recipe_name: tensorwise, got {float8.recipe_name}; set it to false",
         ),
     ]
