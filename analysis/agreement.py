@@ -6,7 +6,7 @@ Else a reader is promised a lead that she may not get.
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -42,10 +42,10 @@ class SpeedUp:
         caveats: what contradicts the ratio; of a single run nothing is known.
     """
 
-    ratio: Ratio
-    by: dict[str, Ratio]
-    runs: int
-    caveats: list[str]
+    ratio: Ratio = Ratio(math.nan)
+    by: dict[str, Ratio] = field(default_factory=dict)
+    runs: int = 0
+    caveats: list[str] = field(default_factory=list)
 
     @property
     def runs_needed(self) -> int | None:
@@ -64,7 +64,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     own, others = timed(own), timed(others)
     runs = min(len(own), len(others))
     if not runs:
-        return SpeedUp(Ratio(math.nan), {}, 0, [])
+        return SpeedUp()
     by = ratios(own, others, 1 - (1 - LEVEL) / tries)
     caveats = [*contradictions(by, own, others), *impossible(by[MEAN], own, others)]
     return SpeedUp(by[MEAN], by, runs, caveats if runs > 1 else [])

@@ -10,15 +10,14 @@ The way of `make study` to the first step of an optimizer, each file where it is
       models/device.py, driver.py    what a machine is; gpus.py has its peaks
       config/recipes.py              a recipe: its layers of recipes/*.yaml, merged ... (each is
                                      read by yaml_with_origins.py)
-      config/keys.py, rules.py       ... and validated
+      config/keys.py                 ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, ranks, memory
       models/architectures.py        the model, by models/llama.py
       models/float8.py               its layers in FP8: one of scaling.py, multiplied by
                                      cpu_matmuls.py where there is no GPU
       models/flops.py                FLOPs and bytes
-      corpus/tokens.py               the token file, of documents.py; checked by rows.py
-      jobs/runner.py                 the process of each run, on its GPU; shown by screen.py
-      jobs/process.py                the GPUs, and the cores near one
+      corpus/tokens.py               the token file; checked by rows.py
+      jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
       training/attempt.py            the run from here to its end
       training/run_directory.py      its folder, and the checkpoint that it may go on from

@@ -11,7 +11,6 @@ Exit codes: 0, or 2 for bad input.
 """
 
 import json
-from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
@@ -26,14 +25,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_recipe(nargs="?")
     parser.add_argument("--all", action="store_true", help="all recipes, or all keys of one")
     args = parser.parse(argv)
-    if (args.command == "show") != bool(args.name):
-        parser.error("show takes a recipe's name; list and schema take none")
     if args.command == "list":
         print_list(args.all)
-    elif args.command == "show":
+    elif args.command == "schema":
+        print(json.dumps(schema(), indent=2))
+    elif args.name:
         print_recipe(args.name, args.overlay, args.overrides, args.all)
     else:
-        print(json.dumps(schema(), indent=2))
+        parser.error("show takes a recipe's name")
     return COMPLETED
 
 
@@ -58,45 +57,27 @@ def print_list(everything: bool) -> None:
 
 
 def print_recipe(name: str, overlays: list[str], overrides: list[str], everything: bool) -> None:
-    """Print what a recipe changes in its parent, what overlays and keys change in the recipe, and
-    all keys if they are asked for."""
-    plain, recipe = recipes.load(name), recipes.load(name, overlays, overrides)
-    print(f"{plain.name}: {plain.description}")
-    made = plain.made
+    """Print what a recipe changes in its parent, with overlays and keys in both; all keys if they
+    are asked for."""
+    recipe = recipes.load(name, overlays, overrides)
+    print(f"{recipe.name}: {recipe.description}")
+    made = recipe.made
     if made.base:
+        print(f"Changes in {made.base}:")
         parent = recipes.load(made.base, made.overlays, made.overrides)
-        _print_changes(f"Changes in {made.base}", parent, plain)
-    if overlays or overrides:
-        _print_changes(f"Changed by {', '.join([*overlays, *overrides])}", plain, recipe)
+        for key, value, other in recipes.changes(parent.config, recipe.config):
+            print(f"  {key}: {json.dumps(value)} -> {json.dumps(other)}")
     print(f"All keys:\n{recipes.to_yaml(recipe)}" if everything else "All keys: add --all")
 
 
-def _print_changes(title: str, before: recipes.Recipe, after: recipes.Recipe) -> None:
-    print(f"{title}:")
-    for key, value, other in recipes.changes(before.config, after.config):
-        print(f"  {key}: {json.dumps(value)} -> {json.dumps(other)}")
-
-
 def schema() -> dict:
-    """Make the JSON schema of a recipe file, with torchtitan's own documentation of each key."""
+    """Make the JSON schema of a recipe file."""
     from experiments.config.keys import Config  # torch
 
-    titans = type("Titans", (Config.__base__,), {"__pydantic_config__": Config.__pydantic_config__})
-    inherited = TypeAdapter(dataclass(titans)).json_schema()["$defs"]
     recipe = TypeAdapter(Config).json_schema()
-    for name, section in recipe["$defs"].items():
-        # pydantic misses the docstrings of inherited fields
-        documented = inherited.get(name, section)["properties"]
-        for key, value in section["properties"].items():
-            section["properties"][key] = documented.get(key, {}) | value
     del recipe["properties"]["job"]
-    text = {"type": "string"}
-    recipe["properties"] |= {
-        "base": text | {"description": "The parent recipe's name"},
-        "description": text | {"description": "One line that says what this recipe is"},
-    }
-    recipe["required"] = ["description"]
-    return recipe
+    recipe["properties"] |= {name: {"type": "string"} for name in ("base", "description")}
+    return recipe | {"required": ["description"]}
 
 
 if __name__ == "__main__":

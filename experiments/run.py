@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, Stop, leave
-from experiments.jobs.process import check_environment
+from experiments.jobs.command import COMPLETED, CommandLine, Stop, check_alone, leave
 from experiments.records.run import RECIPE
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
@@ -39,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     recipe, out = _resolve(args)
     start = recipe.hook("start")
     if not start:
-        check_environment()
+        check_alone()
     elif not args.dry_run:
         code = start(recipe, arguments, out, stop)
         if code is not None:
@@ -58,8 +57,6 @@ def main(argv: list[str] | None = None) -> int:
     findings.append(("data", data))
     TIMELINE.mark("data")
     if args.dry_run:
-        name = " + ".join([recipe.name, *recipe.made.overlays])
-        findings.append(("ready", f"{name}, seed {recipe.config.debug.seed}, would run"))
         for topic, finding in findings:
             print(f"{topic:<8} {finding}")
         return COMPLETED

@@ -18,13 +18,10 @@ to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 
 import argparse
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from experiments.config import recipes
 from experiments.config.studies import AUTO, DEFAULT, Study, load, read
@@ -36,13 +33,13 @@ from experiments.jobs.command import (
     FOR_GOOD,
     CommandLine,
     Stop,
+    check_alone,
     leave,
     seeds,
 )
-from experiments.jobs.process import check_environment, check_gpus, gpus
-from experiments.jobs.runner import Run, run_all
+from experiments.jobs.runner import Run, gpus, run_all
 from experiments.records import files
-from experiments.records.files import check_folder, dated_folder, lock_folder, new_folder
+from experiments.records.files import check_folder, dated_folder, lock_folder
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 from models.errors import InputError
 
@@ -57,35 +54,26 @@ def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse(argv)
     stop = Stop()
     stop.listen()
-    check_environment()
+    check_alone()
     study, out = _resolve(args)
-    _choose_size(study)
     check_folder(out, "study", STUDY_FILE)
-    started = (out / STUDY_FILE).exists()
-    if started:
-        _go_on(study, out)
     plans = _plan(study, args.dry_run)
-    if not (args.dry_run or args.out or started):
-        out = new_folder(out)
     runs = _runs_to_make(study, plans, out)
     if args.dry_run:
         for run in runs:
             work = plans[run.directory.parent.name].describe()
             print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
         return COMPLETED
+    reported = COMPLETED
     with lock_folder(out, "study"):
         files.write_whole(out / STUDY_FILE, dump(study.model_dump()))
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-        run_all(runs, console, stop)
+        run_all(runs, stop)
         codes = [run.code for run in runs if run.code != COMPLETED]
-        reported = COMPLETED
         if not (codes and stop.code):
-            reported = _report(study, out, console, args.verbose)
+            reported = _report(study, out, args.verbose)
     if not codes:
         return reported
     print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")
-    if not any(planned.config.checkpoint.enable for planned in plans.values()):
-        print("They begin at their first step: only checkpoint.enable=true keeps their work.")
     return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), FAILED)
 
 
@@ -98,7 +86,7 @@ def _command_line() -> CommandLine:
     parser.add_overlays()
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
-    add("--dry-run", action="store_true", help="check recipes, data and paths; list what would run")
+    add("--dry-run", action="store_true", help="check recipes and data; list what would run")
     add("--verbose", action="store_true", help="print what the answer rests on too")
     return parser
 
@@ -108,46 +96,35 @@ def _command_line() -> CommandLine:
 
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     """Make the study that the command line asks for, or read the one to go on with; name its
-    folder."""
+    folder. A folder that has the study already gets its new seeds.
+
+    Raises `InputError` if the folder holds another study.
+    """
     # os.path, which takes names of any length: an override may have more than 255 characters
-    if any(os.path.exists(os.path.join(name, STUDY_FILE)) for name in args.names):
-        if len(args.names) > 1 or args.overlay or args.out:
-            raise InputError(
-                "a study goes on as it was started, with --seeds more: leave other arguments out"
-            )
-        out = Path(args.names[0])
-        study = read(out / STUDY_FILE)
-        study.seeds += args.seeds or []
-        return study, out
-    names = [name for name in args.names if "=" not in name] or [DEFAULT]
-    study = load(names)
+    if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
+        overrides, out = args.names[1:], args.out or Path(args.names[0])
+        study = read(Path(args.names[0], STUDY_FILE))
+    else:
+        overrides = [name for name in args.names if "=" in name]
+        names = [name for name in args.names if "=" not in name] or [DEFAULT]
+        study, out = load(names), args.out or dated_folder(names[0])
     study.overlays = args.overlay or study.overlays
-    study.overrides += [name for name in args.names if "=" in name]
+    study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
-    return study, args.out or dated_folder(names[0])
+    if study.overlays == [AUTO]:
+        from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
 
-
-def _choose_size(study: Study) -> None:
-    """Replace the overlay `auto` by those that suit this machine."""
-    if AUTO in study.overlays:
-        # torch: seconds, not for a wrong name
-        from experiments.training.machine import choose_size
-
-        chosen, why = choose_size(study.baseline, study.overrides)
-        place = study.overlays.index(AUTO)
-        study.overlays[place : place + 1] = chosen
+        study.overlays, why = choose_size(study.baseline, study.overrides)
         print(f"Size: {why}; --overlay chooses another.")
-
-
-def _go_on(study: Study, out: Path) -> None:
-    """Add the seeds of the study in a folder, which must be this one. Raises `InputError`."""
-    started = read(out / STUDY_FILE)
-    started.seeds = study.seeds = [*dict.fromkeys(started.seeds + study.seeds)]
-    if started != study:
-        raise InputError(
-            f"{out} holds another study: choose another --out, or go on with that one: "
-            f"{PROGRAM} {quote(str(out))}"
-        )
+    if (out / STUDY_FILE).exists():
+        started = read(out / STUDY_FILE)
+        started.seeds = study.seeds = [*dict.fromkeys(started.seeds + study.seeds)]
+        if started != study:
+            raise InputError(
+                f"{out} holds another study: choose another --out, or go on with that one, and "
+                f"more --seeds if you like: {PROGRAM} {quote(str(out))}"
+            )
+    return study, out
 
 
 # ---- plan ----
@@ -171,8 +148,6 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
         check_driver()
         for planned in plans.values():
             check_units(planned)
-            if not dry_run:
-                check_gpus(planned.world_size)
     for name, planned in plans.items():
         plans[name], finding = open_data(planned)
     print(f"Data: {finding}.")
@@ -188,7 +163,7 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
     from experiments.training.run_directory import check_recipe
     from models import device
 
-    runs, at_once = [], 1
+    runs = []
     for name, seed in study.runs():
         folder = out / name / f"seed{seed}"
         if _completed(folder):
@@ -199,8 +174,7 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
         check_recipe(folder, planned)
         steps, world_size = planned.config.training.steps, planned.world_size
         runs.append(Run(f"{name} seed {seed}", folder, to_yaml(planned), steps, world_size))
-        at_once = max(1, len(gpus()) // world_size)
-    print(f"Runs to make: {len(runs)}, {at_once} at a time on {device.name()}, into {out}")
+    print(f"Runs to make: {len(runs)}, on {len(gpus())} x {device.name()}, into {out}")
     return runs
 
 
@@ -214,7 +188,7 @@ def _completed(run: Path) -> bool:
 # ---- report ----
 
 
-def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
+def _report(study: Study, out: Path, verbose: bool) -> int:
     """Print the answer, write the page, and say what to look at next.
 
     A report that fails costs no run. Returns the exit code.
@@ -222,28 +196,18 @@ def _report(study: Study, out: Path, console: Console, verbose: bool) -> int:
     folder, page = quote(str(out)), out / "report.html"
     try:
         from analysis import report  # pandas: a second
-        from analysis.comparison import compare
-        from analysis.runs import MIN_STEPS
-        from analysis.study import read_study
 
-        found = compare(read_study(out))
-        report.print_report(found, console, verbose)
-        report.write_page(found, page)
+        report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            "that is mended, .venv/bin/python -m analysis.report "
-            f"{folder} --html {folder}/report.html"
+            f"that is mended, .venv/bin/python -m analysis.report {folder} --html {page}"
         )
         return FAILED
     print(f"\nPage       {page}\nNotebooks  make lab")
     print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
-    if (
-        len(study.seeds) < FOR_A_VERDICT
-        and min(run.length for run in found.study.runs) >= MIN_STEPS
-    ):
-        more = len({*range(FOR_A_VERDICT)} - {*study.seeds}) * len(study.recipes)
-        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}  ({more} more runs)")
+    if len(study.seeds) < FOR_A_VERDICT:
+        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}")
     return COMPLETED
 
 

@@ -22,12 +22,10 @@ def is_there(requirement: Requirement) -> bool:
         return not requirement.specifier and find_spec(requirement.name) is not None
 
 
-files, lines = sys.argv[1:], []
-for file in files:
-    lines += Path(file).read_text().splitlines()
-asked = [line for line in lines if not line.startswith("#")]
-missing = [line for line in asked if not is_there(Requirement(line))]
+file = sys.argv[1]
+lines = [line for line in Path(file).read_text().splitlines() if not line.startswith("#")]
+missing = [line for line in lines if not is_there(Requirement(line))]
 if missing:
-    install = " ".join([sys.executable, "-m pip install", *(f"-r {file}" for file in files)])
+    install = f"{sys.executable} -m pip install -r {file}"
     print(f"missing: {', '.join(missing)}; where a package index can be reached: {install}")
     sys.exit(2)

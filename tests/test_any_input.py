@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-from pathlib import Path
 
-import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,19 +34,6 @@ def test_files_of_recipes(tmp_path, keys):
         recipe = recipes.load(str(path), ["cpu"])
         path.write_text(recipes.to_yaml(recipe), encoding="utf-8")
         assert recipes.load(str(path)).config == recipe.config
-    with pytest.raises(InputError):  # no study has a recipe's keys
-        studies.read(path)
-
-
-@bounded
-@given(line=st.builds("{}: {}".format, st.sampled_from(KEYS) | AS_WRITTEN, AS_WRITTEN))
-def test_lines_of_files(tmp_path, line):
-    path = tmp_path / "input.yaml"
-    text = f"description: x\nbase: baseline\n{line}\n"
-    path.write_text(text, "utf-8", errors="surrogatepass")
-    for read in (recipes.load, lambda path: studies.read(Path(path))):
-        with contextlib.suppress(InputError):
-            read(str(path))
 
 
 @bounded

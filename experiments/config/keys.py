@@ -1,11 +1,11 @@
 """The recipe's types: torchtitan's `JobConfig`, and the few keys that torchtitan has no name for.
 
-A key keeps torchtitan's section, name, default and documentation. Declared here are the keys that
-this project adds, and torchtitan's keys with fewer values that make sense: a bare annotation
-narrows the values and keeps the default. `LEFT_OUT` has torchtitan's keys that no recipe sets.
+A key keeps torchtitan's section, name, default and documentation. `LIMITS` has torchtitan's keys
+with fewer values that make sense, `LEFT_OUT` those that no recipe sets. The classes declare the
+keys that this project adds.
 """
 
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, ClassVar, Literal
 
@@ -22,62 +22,78 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
 Beta = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-NOT_BUILT = "not supported: FSDP shards the model instead; leave it out"
-NOT_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
-IN_FOLDER = "always in the run's folder, which is --out; leave it out"
-UNUSED = "not supported; leave it out"
-LEFT_OUT = {
-    "job.": "a run's folder is --out, its line the recipe's `description`; leave it out",
-    "profiling.save_": IN_FOLDER,
-    "metrics.save_tb_folder": IN_FOLDER,
-    "model.name": "follows from model.flavor; leave it out",
-    "model.converters": "follows from quantize.linear.float8; leave it out",
-    "model.tokenizer_path": "is model.hf_assets_path",
-    "optimizer.early_step_in_backward": "would leave no gradients to look at; leave it out",
-    "training.enable_cpu_offload": UNUSED,
-    "training.gc_debug": UNUSED,
-    "parallelism.tensor_": "compiled, its backward pass fails in torch 2.13, with "
-    "and without FP8; leave it out: FSDP shards the model instead",
-    "parallelism.pipeline_": NOT_BUILT,
-    "parallelism.context_": NOT_BUILT,
-    "parallelism.expert_": NOT_BUILT,
-    "parallelism.disable_loss_parallel": NOT_BUILT,
-    "parallelism.enable_async_tensor_parallel": NOT_BUILT,
-    "parallelism.module_fqns_per_model_part": NOT_BUILT,
-    "checkpoint.folder": IN_FOLDER,
-    "checkpoint.enable_ft_": UNUSED,
-    "checkpoint.initial_load_in_hf": UNUSED,
-    "checkpoint.last_save_in_hf": UNUSED,
-    "checkpoint.load_": UNUSED,
-    "checkpoint.exclude_from_loading": UNUSED,
-    "checkpoint.create_seed_checkpoint": UNUSED,
-    "compile.artifacts_dir": "PyTorch keeps compiled kernels, in $TORCHINDUCTOR_CACHE_DIR; "
-    "leave it out",
-    "quantize.linear.mx": NOT_FLOAT8,
-    "quantize.grouped_mm": NOT_FLOAT8,
-    "comm.save_": IN_FOLDER,
-    "comm.mode": UNUSED,
-    "debug.moe_": UNUSED,
-    "memory_estimation": UNUSED,
-    "fault_tolerance": UNUSED,
-    "experimental": "would run code that the recipe names; leave it out",
-    "validation": UNUSED,
+LIMITS = {
+    "profiling.profile_freq": AtLeast1,
+    "profiling.profiler_active": AtLeast1,
+    "profiling.profiler_warmup": Count,
+    "metrics.log_freq": AtLeast1,
+    "optimizer.name": Literal["AdamW"],
+    "optimizer.lr": NotNegative,
+    "optimizer.beta1": Beta,
+    "optimizer.beta2": Beta,
+    # With 0, a parameter without a gradient becomes nan; beside a large one, gradients count for
+    # nothing
+    "optimizer.eps": Annotated[float, Field(gt=0, le=1e-4)],
+    "optimizer.weight_decay": NotNegative,
+    "lr_scheduler.warmup_steps": Count,
+    "lr_scheduler.total_steps": AtLeast1 | None,
+    "lr_scheduler.decay_ratio": Share | None,
+    "lr_scheduler.min_lr_factor": Share,
+    "training.local_batch_size": AtLeast1,
+    "training.global_batch_size": AutoOrCount,
+    "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
+    "training.max_norm": Annotated[float, Field(gt=0)],
+    "training.steps": AtLeast1,
+    "parallelism.data_parallel_replicate_degree": AtLeast1,
+    "parallelism.data_parallel_shard_degree": AutoOrCount,
+    "checkpoint.interval": AtLeast1,
+    # not 1: the last may be half written
+    "checkpoint.keep_latest_k": Literal[0] | Annotated[int, Field(ge=2)],
+    "activation_checkpoint.selective_ac_option": Annotated[str, Field(pattern=r"^(op|[1-9]\d*)$")],
+    # the compiler; the other two, which generate no code, are for looking for its errors
+    "compile.backend": Literal["inductor", "aot_eager", "eager"],
+    # how operands are scaled, which turns FP8 on
+    "quantize.linear.float8.recipe_name": Literal[tuple(SCALINGS)] | None,
 }
-"""torchtitan's keys that no recipe sets, by how they begin, and what to do instead."""
+"""Values of torchtitan's keys, where they are fewer than torchtitan's."""
 
-
-class Job(titan.Job):
-    """Set by the run, not by its recipe."""
-
-
-class Profiling(titan.Profiling):
-    profile_freq: AtLeast1
-    profiler_active: AtLeast1
-    profiler_warmup: Count
-
-
-class Metrics(titan.Metrics):
-    log_freq: AtLeast1
+LEFT_OUT = (
+    "job.",
+    "profiling.save_",
+    "metrics.save_tb_folder",
+    "model.name",
+    "model.converters",
+    "model.tokenizer_path",
+    "optimizer.early_step_in_backward",
+    "training.enable_cpu_offload",
+    "training.gc_debug",
+    "parallelism.tensor_",
+    "parallelism.pipeline_",
+    "parallelism.context_",
+    "parallelism.expert_",
+    "parallelism.disable_loss_parallel",
+    "parallelism.enable_async_tensor_parallel",
+    "parallelism.module_fqns_per_model_part",
+    "checkpoint.folder",
+    "checkpoint.enable_ft_",
+    "checkpoint.initial_load_in_hf",
+    "checkpoint.last_save_in_hf",
+    "checkpoint.load_",
+    "checkpoint.exclude_from_loading",
+    "checkpoint.create_seed_checkpoint",
+    "compile.artifacts_dir",
+    "quantize.linear.mx",
+    "quantize.grouped_mm",
+    "comm.save_",
+    "comm.mode",
+    "debug.moe_",
+    "memory_estimation",
+    "fault_tolerance",
+    "experimental",
+    "validation",
+)
+"""torchtitan's keys that no recipe sets, by how they begin: the run sets them, they follow from
+other keys, would run code that the recipe names, or are not supported."""
 
 
 class Sizes:
@@ -115,62 +131,9 @@ class Model(titan.Model):
     device."""
 
 
-class Optimizer(titan.Optimizer):
-    name: Literal["AdamW"]
-    lr: NotNegative
-    beta1: Beta
-    beta2: Beta
-    eps: Annotated[float, Field(gt=0, le=1e-4)]
-    """Epsilon. With 0, a parameter without a gradient becomes nan; beside a large one, gradients
-    count for nothing."""
-    weight_decay: NotNegative
-
-
-class LRScheduler(titan.LRScheduler):
-    warmup_steps: Count
-    total_steps: AtLeast1 | None
-    decay_ratio: Share | None
-    min_lr_factor: Share
-
-
-class DataLoader(titan.DataLoader):
-    num_workers: Count
-    prefetch_factor: AtLeast1 | None
-
-
-class Training(titan.Training):
-    local_batch_size: AtLeast1
-    global_batch_size: AutoOrCount
-    seq_len: Annotated[int, Field(ge=2, lt=2**31)]
-    max_norm: Annotated[float, Field(gt=0)]
-    steps: AtLeast1
-    gc_freq: AtLeast1
-    dataloader: DataLoader
-
-
-class Parallelism(titan.Parallelism):
-    data_parallel_replicate_degree: AtLeast1
-    data_parallel_shard_degree: AutoOrCount
-
-
-class Checkpoint(titan.Checkpoint):
-    interval: AtLeast1
-    keep_latest_k: Literal[0] | Annotated[int, Field(ge=2)]  # the last may be half written
-
-
-class ActivationCheckpoint(titan.ActivationCheckpoint):
-    selective_ac_option: Annotated[str, Field(pattern=r"^(op|[1-9]\d*)$")]
-    memory_budget: Share
-    determinism_check: Literal["default", "none"]
-
-
 class Compile(titan.Compile):
     components: list[Literal["model", "loss"]] = field(default_factory=lambda: ["model", "loss"])
     """What is compiled."""
-
-    backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
-    """The compiler behind torch.compile; the other two, which generate no code, are for looking for
-    its errors."""
 
     scope: Literal["block", "model"] = "block"
     """Compile each TransformerBlock (one graph, reused by every layer), or the whole model as one
@@ -181,32 +144,7 @@ class Compile(titan.Compile):
     (torch._inductor.config)."""
 
 
-class Float8Linear(titan.Float8Linear):
-    """FP8 of linear layers."""
-
-    recipe_name: Literal[tuple(SCALINGS)] | None = None
-    """How operands are scaled, a row of models/scaling.py, which turns FP8 on: models/float8.py.
-    null: no FP8."""
-
-    filter_fqns: list[str] = field(default_factory=list)
-    """Linear layers that stay in bf16, by their full names: `output`, or `layers.*.attention.wq` of
-    all blocks; `first_and_last_block` are these two blocks', `auto_filter_small_kn` those that
-    torchao holds to be too small to gain."""
-
-
-class QuantizedLinear(titan.QuantizedLinear):
-    float8: Float8Linear
-
-
-class Quantize(titan.Quantize):
-    linear: QuantizedLinear
-
-
 class Comm(titan.Comm):
-    init_timeout_seconds: AtLeast1
-    train_timeout_seconds: AtLeast1
-    trace_buf_size: Count
-
     nccl_max_ctas: Annotated[int, Field(ge=1, le=64)] | None = None
     """Most thread blocks, each on a multiprocessor of its own, that NCCL uses for a collective
     (NCCL_MAX_CTAS); null leaves it to NCCL and the environment. GPUs only."""
@@ -247,18 +185,8 @@ class Config(titan.JobConfig):
     # for its sections too
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
-    job: Job
-    profiling: Profiling
-    metrics: Metrics
     model: Model
-    optimizer: Optimizer
-    lr_scheduler: LRScheduler
-    training: Training
-    parallelism: Parallelism
-    checkpoint: Checkpoint
-    activation_checkpoint: ActivationCheckpoint
     compile: Compile
-    quantize: Quantize
     comm: Comm
     debug: Debug
     data: Data
@@ -270,10 +198,16 @@ def finish(cls: type, path: str = "") -> type:
     torchtitan reads the keys of `LEFT_OUT` too: they become attributes of the class, with
     torchtitan's values.
     """
-    for name in getattr(cls.__base__, "__dataclass_fields__", ()):
-        if f"{path}{name}".startswith(tuple(LEFT_OUT)):
-            cls.__annotations__[name] = ClassVar
-            setattr(cls, name, getattr(cls.__base__(), name))
+    for key in fields(cls.__base__) if is_dataclass(cls.__base__) else ():
+        name = f"{path}{key.name}"
+        if name.startswith(LEFT_OUT):
+            cls.__annotations__[key.name] = ClassVar
+            setattr(cls, key.name, getattr(cls.__base__(), key.name))
+        elif name in LIMITS:
+            cls.__annotations__[key.name] = LIMITS[name]
+        elif is_dataclass(key.type) and key.name not in cls.__annotations__:
+            section = type(key.type.__name__, (key.type,), {"__module__": __name__})
+            cls.__annotations__[key.name] = section
     for name, kind in cls.__annotations__.items():
         if getattr(kind, "__module__", "") == __name__:
             setattr(cls, name, field(default_factory=finish(kind, f"{path}{name}.")))
@@ -288,3 +222,44 @@ def validator(*extensions: tuple[str, type]) -> TypeAdapter:
     """Validate recipes with the sections of extensions, each its name and a dataclass."""
     sections = [(name, keys, field(default=None)) for name, keys in extensions]
     return TypeAdapter(make_dataclass("WithExtensions", sections, bases=(Config,)))
+
+
+def contradictions(config: Config) -> list[tuple[str, str]]:
+    """List what no key tells alone: the key to look at, and what to do."""
+    training, float8 = config.training, config.quantize.linear.float8
+    local, whole = training.local_batch_size, training.global_batch_size
+    tokens, total_steps = training.seq_len * local, config.lr_scheduler.total_steps
+    rules = [
+        (
+            whole > 0 and whole % local,
+            "training.global_batch_size",
+            f"should be a multiple of local_batch_size ({local}), got {whole}",
+        ),
+        (
+            total_steps and total_steps < training.steps,
+            "lr_scheduler.total_steps",
+            f"should be at least training.steps ({training.steps}), got {total_steps}",
+        ),
+        (
+            config.checkpoint.initial_load_path and not config.checkpoint.enable,
+            "checkpoint.initial_load_path",
+            "is not read without checkpoints; set checkpoint.enable to true",
+        ),
+        (
+            training.dataset_path and training.dataset != "parquet",
+            "training.dataset_path",
+            f"is not read with training.dataset={training.dataset}; leave it out",
+        ),
+        (
+            float8.recipe_name and tokens % 16,
+            "training.seq_len",
+            f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the "
+            "weight-gradient GEMM contracts over tokens",
+        ),
+        (
+            float8.enable_fsdp_float8_all_gather and float8.recipe_name != "tensorwise",
+            "quantize.linear.float8.enable_fsdp_float8_all_gather",
+            f"needs recipe_name: tensorwise, got {float8.recipe_name}; set it to false",
+        ),
+    ]
+    return [(key, message) for broken, key, message in rules if broken]

@@ -12,29 +12,26 @@ keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 """
 
 import importlib
-import itertools
 import json
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from experiments.config.rules import contradictions
 from experiments.config.yaml_with_origins import (
     ROOT,
-    Given,
     Keys,
     did_you_mean,
     dump,
     flat,
-    mistakes,
     nested,
     read_file,
     read_override,
+    refusal,
+    validated,
 )
 from models.errors import InputError
 
@@ -45,6 +42,7 @@ RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 STUDIES = RECIPES / "studies"
 EXTENSIONS = ROOT / "extensions"
+FEW = 8
 LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
@@ -100,9 +98,19 @@ class Recipe:
 
 def files(folder: Path) -> dict[str, Path]:
     """List a folder's YAML files by name, then those of extensions' folders of the same name."""
-    folders = [folder, *sorted(EXTENSIONS.glob(f"*/{folder.name}"))]
-    found = itertools.chain.from_iterable(sorted(each.glob("*.yaml")) for each in folders)
-    return {path.stem: path for path in found}
+    own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
+    return {path.stem: path for path in [*sorted(own), *sorted(others)]}
+
+
+def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
+    """Return what has a name.
+
+    Raises `InputError`: the nearest names, and all of them if they are few.
+    """
+    if name in known:
+        return known[name]
+    others = f"choose {', '.join(known)}" if len(known) < FEW else LISTED
+    raise InputError(f"{origin}{did_you_mean(name, known)}`{name}` is no {kind}: {others}")
 
 
 # ---- load ----
@@ -140,54 +148,37 @@ def load(
     if seed is not None:
         overrides = [*overrides, f"debug.seed={seed}"]
     known, there = files(RECIPES), files(OVERLAYS)
-    if name not in known and not name.endswith(".yaml"):
-        raise InputError(unknown("recipe", name, known, LISTED))
-    head, keys = _read(known.get(name) or Path(os.path.realpath(name)), known)
+    path = Path(name).absolute() if name.endswith(".yaml") else find("recipe", name, known)
+    head, keys = _read(path, known)
     for overlay in overlays:
-        if overlay not in there:
-            raise InputError(unknown("overlay", overlay, there, LISTED))
-        keys |= _read(there[overlay], there)[1]
+        keys |= _read(find("overlay", overlay, there), there)[1]
     for override in overrides:
         keys |= read_override(override)
-    extensions = _extensions(keys)
-    config = _validate(keys, extensions)
-    config.job.description = head.description
     before = head.resolved
     made = Resolved(
         base=head.base or before.base,
         overlays=[*before.overlays, *overlays],
         overrides=[*before.overrides, *overrides],
-        plan=None if overlays or overrides else before.plan,
+        plan=before.plan,
     )
-    recipe = Recipe(head.name, head.description, config, extensions, made)
-    found = contradictions(config)
-    for find in recipe.hooks("contradictions"):
-        found += find(config)
-    nowhere = Given(None, "default")
-    problems = [f"{keys.get(key, nowhere).origin}: {key}: {message}" for key, message in found]
-    if problems:
-        raise InputError("\n".join(problems))
-    return recipe
+    extensions = _extensions(keys)
+    config = _validate(keys, extensions)
+    config.job.description = head.description
+    return Recipe(head.name, head.description, config, extensions, made)
 
 
 def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
     """Read the file of a recipe or of an overlay: its head, and the keys of its sections upon those
     of the files that it is based on, each a name of `known`."""
     keys = read_file(path)
-    try:
-        head = _Head.model_validate({"name": path.stem} | nested(keys))
-    except ValidationError as error:
-        raise mistakes(error, keys, [], {}) from error
+    head = validated(_Head.model_validate, {"name": path.stem} | nested(keys), keys)
     of_head = _Head.model_fields.keys()
     own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
     if head.base is None:
         return head, own
     others = {name: other for name, other in known.items() if other != path}
-    if head.base not in others:
-        kind = "recipe that this one can be based on"
-        sentence = unknown(kind, head.base, others, LISTED)
-        raise InputError(f"{keys['base'].origin}: base: {sentence}")
-    return head, _read(others[head.base], others)[1] | own
+    kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
+    return head, _read(find(kind, head.base, others, origin), others)[1] | own
 
 
 def _extensions(keys: Keys) -> dict[str, ModuleType]:
@@ -199,21 +190,27 @@ def _extensions(keys: Keys) -> dict[str, ModuleType]:
 
 
 def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
-    """Validate keys and fill in defaults. JSON is pydantic's mode in which 1 is a float too.
+    """Validate keys one by one, then together; fill in defaults. JSON is pydantic's mode in which 1
+    is a float too.
 
     Raises `InputError` with a line for each wrong key.
     """
-    from experiments.config.keys import LEFT_OUT, Config, validator  # torch, which lists not need
+    from experiments.config.keys import Config, contradictions, validator  # torch: not for lists
 
     own = [(name, extension.Keys) for name, extension in extensions.items()]
-    try:
-        return validator(*own).validate_json(json.dumps(nested(keys)))
-    except ValidationError as error:
-        sections = asdict(Config())
-        known = [*sections, *flat(sections)]
-        for name, section in own:
-            known += [f"{name}.{key.name}" for key in fields(section)]
-        raise mistakes(error, keys, known, LEFT_OUT) from error
+    sections = asdict(Config())
+    known = [*sections, *flat(sections)]
+    for name, section in own:
+        known += [f"{name}.{key.name}" for key in fields(section)]
+    check = validator(*own).validate_json
+    config = validated(check, json.dumps(nested(keys)), keys, known)
+    found = contradictions(config)
+    for extension in extensions.values():
+        if hasattr(extension, "contradictions"):
+            found += extension.contradictions(config)
+    if found:
+        raise refusal(keys, found)
+    return config
 
 
 # ---- what a recipe says ----
@@ -232,12 +229,5 @@ def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
     """List (key.path, value before, value after) of the keys that differ."""
     old, new = flat(asdict(before)), flat(asdict(after))
-    pairs = [(key, old.get(key), new.get(key)) for key in old | new]
-    return [(key, value, other) for key, value, other in pairs if value != other]
-
-
-def unknown(kind: str, name: str, known: Iterable[str], listed: str = "") -> str:
-    """Say that a name is not in `known`: the nearest names first, then all of them, or how they are
-    `listed`."""
-    hint = did_you_mean(name, known)
-    return f"{hint}`{name}` is no {kind}: {listed or 'choose ' + ', '.join(known)}"
+    differ = [key for key in old | new if old.get(key) != new.get(key)]
+    return [(key, old.get(key), new.get(key)) for key in differ]

@@ -3,15 +3,14 @@ recipes."""
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import mistakes, nested, read_file
+from experiments.config.yaml_with_origins import nested, read_file, validated
 from experiments.records.run import STUDY_FILE, Seed
-from models.errors import InputError
 
 DEFAULT = "four_way"
-AUTO = "auto"  # among the overlays: what this machine can hold
+AUTO = "auto"  # in place of overlays: what this machine can hold
 
 
 class Study(BaseModel):
@@ -45,14 +44,13 @@ def load(names: list[str]) -> Study:
     Raises `InputError` with file and line, or with the nearest names.
     """
     known, there = recipes.files(recipes.RECIPES), recipes.files(recipes.STUDIES)
-    if len(names) == 1 and names[0] in there:
+    if len(names) > 1:
+        there = {}  # a study stands alone
+    if names[0] in there:
         return read(there[names[0]])
-    kind, choice = "recipe, and a study stands alone", known
-    if len(names) == 1:
-        kind, choice = f"study, recipe, or folder with a {STUDY_FILE}", there | known
     for name in names:
-        if name not in known:
-            raise InputError(recipes.unknown(kind, name, choice, recipes.LISTED))
+        kind = f"recipe, and neither one study nor a folder with a {STUDY_FILE}"
+        recipes.find(kind, name, there | known)
     return Study(
         description=", ".join(names),
         recipes=names,
@@ -65,16 +63,10 @@ def load(names: list[str]) -> Study:
 def read(path: Path, kind: type[Study] = Study) -> Study:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys = read_file(path)
-    try:
-        study = kind.model_validate(nested(keys))
-    except ValidationError as error:
-        raise mistakes(error, keys, list(kind.model_fields), {}) from error
+    study = validated(kind.model_validate, nested(keys), keys, kind.model_fields)
     known = recipes.files(recipes.RECIPES)
-    for name in study.recipes:
-        if name not in known:  # also a path: each recipe has a folder of its name
-            sentence = recipes.unknown("recipe", name, known, recipes.LISTED)
-            raise InputError(f"{keys['recipes'].origin}: recipes: {sentence}")
-    if study.baseline not in study.recipes:
-        sentence = recipes.unknown("recipe of this study", study.baseline, study.recipes)
-        raise InputError(f"{keys['baseline'].origin}: baseline: {sentence}")
+    for name in study.recipes:  # no paths: each recipe has a folder of its name
+        recipes.find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
+    its_own, origin = dict.fromkeys(study.recipes), f"{keys['baseline'].origin}: baseline: "
+    recipes.find("recipe of this study", study.baseline, its_own, origin)
     return study

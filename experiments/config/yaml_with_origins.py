@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -33,14 +33,13 @@ put upon earlier ones with `|`."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `3e-4` as a number, and a date as text."""
+    """Reads `3e-4` as a number."""
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes text like `3e-4`."""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_yaml_str)
 for _class in (_Loader, _Dumper):
     _exponent = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+.0123456789"))
@@ -77,8 +76,6 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
 
     def take(node: yaml.Node, path: str, line: int) -> None:
         origin = origin_of(line)
-        if path in keys:
-            raise InputError(f"{origin}: {path}: already given at {keys[path].origin}; keep one")
         for section in itertools.accumulate(path.split("."), "{}.{}".format):
             keys.setdefault(section, Given({}, origin))
         if isinstance(node, yaml.MappingNode):
@@ -92,8 +89,6 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
         loader = _Loader(text)
         nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
         take(loader.get_single_node() or nothing, path, 1)
-    except InputError:
-        raise
     except Exception as error:  # PyYAML raises what int() and float() do, and others
         mark = getattr(error, "problem_mark", None)
         last = next(reversed(keys.values())).origin if keys else origin_of(1)
@@ -139,40 +134,38 @@ def flat(sections: dict, prefix: str = "") -> dict[str, object]:
 # ---- say what is wrong ----
 
 
-def mistakes(
-    error: ValidationError, keys: Keys, known: list[str], left_out: dict[str, str]
-) -> InputError:
-    """Make an error with a line for each key that pydantic refuses: where it was written, and what
-    would be right.
+def refusal(keys: Keys, found: Iterable[tuple[str, str]]) -> InputError:
+    """Make an error with a line for each wrong key: where it was written, and what to do."""
+    lines = [f"{keys.get(key, keys['']).origin}: {key}: {sentence}" for key, sentence in found]
+    return InputError("\n".join(lines))
 
-    `known` holds the keys that there are; `left_out` what to do instead of others, by how they
-    begin.
+
+def validated(check: Callable, data: dict | str, keys: Keys, known: Iterable[str] = ()) -> Any:
+    """Return what pydantic's `check` makes of `data`, made of `keys`.
+
+    Raises `InputError` for the keys that it refuses; `known` are those that there are.
     """
+    try:
+        return check(data)
+    except ValidationError as error:
+        refused = error.errors(include_url=False)
     by_key: dict[str, list[dict]] = {}
-    for detail in error.errors(include_url=False):
+    for detail in refused:
         key = ".".join(map(str, detail["loc"]))
         while "." in key and key not in keys and detail["type"] != "missing":
             key = key.rpartition(".")[0]  # without list indices and members of a union
         by_key.setdefault(key, []).append(detail)
-    lines = []
-    for key, details in by_key.items():
-        instead = [why for beginning, why in left_out.items() if key.startswith(beginning)]
-        sentence = instead[0] if instead else _sentence(key, details, known)
-        lines.append(f"{keys.get(key, keys['']).origin}: {key}: {sentence}")
-    return InputError("\n".join(lines))
+    raise refusal(keys, [(key, _sentence(key, all_, known)) for key, all_ in by_key.items()])
 
 
-def _sentence(key: str, details: list[dict], known: list[str]) -> str:
+def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
     """Say what is wrong with one key; `details` has an error for each type that it may have."""
     kind, value = details[0]["type"], details[0]["input"]
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{did_you_mean(key, known)}There is no such key, and no extension that has it"
-    words = [
-        detail["msg"].removeprefix("Input ").replace("an object", "keys below it")
-        for detail in details
-    ]
+        return f"{did_you_mean(key, known)}There is no such key here, and no extension that has it"
+    words = [detail["msg"].removeprefix("Input ") for detail in details]
     return f"{' or '.join(words)}, got {value!r:.80}"
 
 

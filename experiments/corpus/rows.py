@@ -31,8 +31,14 @@ class Rows(Dataset):
     """
 
     def __init__(self, token_file: TokenFile, config: Config):
-        self.token_file, self.seq_len = token_file, config.training.seq_len
-        self.is_padded = config.data.layout == "padded"
+        self.tokens, self.eos_id = token_file.tokens, token_file.eos_id
+        self.seq_len = config.training.seq_len
+        if config.data.layout == "padded":
+            self.starts, ends = token_file.documents[:-1], token_file.documents[1:]
+        else:
+            self.starts = np.arange((len(self.tokens) - 1) // self.seq_len) * self.seq_len
+            ends = len(self.tokens)
+        self.ends = np.minimum(self.starts + self.seq_len + 1, ends)
         if len(self) < 1:
             raise InputError(
                 f"{token_file.dataset} has fewer tokens than one row: lower training.seq_len, "
@@ -40,16 +46,11 @@ class Rows(Dataset):
             )
 
     def __len__(self) -> int:
-        if self.is_padded:
-            return len(self.token_file.documents) - 1
-        return (len(self.token_file.tokens) - 1) // self.seq_len
+        return len(self.starts)
 
     def __getitem__(self, i: int) -> Row:
-        start, end = i * self.seq_len, len(self.token_file.tokens)
-        if self.is_padded:
-            start, end = self.token_file.documents[i : i + 2]
-        piece = self.token_file.tokens[start : min(end, start + self.seq_len + 1)]
-        row = torch.full((self.seq_len + 1,), self.token_file.eos_id)
+        piece = self.tokens[self.starts[i] : self.ends[i]]
+        row = torch.full((self.seq_len + 1,), self.eos_id)
         row[: len(piece)] = torch.from_numpy(piece.astype(np.int64))
         labels = row[1:].clone()
         labels[len(piece) - 1 :] = IGNORE_INDEX
@@ -110,9 +111,8 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 def describe(token_file: TokenFile, config: Config, processes: int = 1) -> str:
     """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
     rows, training = len(Rows(token_file, config)), config.training
-    batch = training.global_batch_size
-    if batch < 0:  # torchtitan's default
-        batch = training.local_batch_size * processes
+    # a global batch of -1 is one forward pass of each process
+    batch = max(training.global_batch_size, training.local_batch_size * processes)
     needed = training.steps * batch
     return (
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "

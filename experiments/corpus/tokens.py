@@ -21,17 +21,18 @@ import json
 import logging
 import os
 import shutil
+import sysconfig
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.config.keys import Config
-from experiments.corpus.documents import Documents, digest_of, open_corpus, readable
 from experiments.records.files import lock_file
 from models.errors import InputError
 
@@ -39,6 +40,17 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
+
+INSTALLED = {"site-packages", "dist-packages"}
+TESTS = {"test", "tests", "idle_test"}
+STDLIB = {"python_stdlib": INSTALLED | TESTS, "python_stdlib_with_tests": INSTALLED}
+"""Datasets of the standard library, and the folders that each leaves out."""
+
+OF_THE_BUILD = ("_sysconfigdata", "python-config")  # these files name the machine
+PANIC = "PanicException"  # the tokenizers library's, which is no Exception
+
+Documents = Callable[[], Iterator[str]]
+"""Gives the texts of a corpus, each time the same ones in the same order."""
 
 END_OF_TEXT_NAMES = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>")
 BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
@@ -76,27 +88,18 @@ def prepare(config: Config) -> TokenFile:
     """Open the token file that `config` asks for, written first if it isn't there.
 
     Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what
-    it wrote. Raises `InputError` for whatever is wrong with the corpus, the tokenizer or the
-    folder.
+    it wrote. Raises `InputError` for what is wrong with the corpus or the tokenizer, and OSError.
     """
-    with readable("the corpus or its tokenizer could not be read", "give another path"):
-        digest, documents = open_corpus(config)
-        identity, load_tokenizer = open_tokenizer(config)
-    content = [FORMAT_VERSION, digest, identity, config.data.max_tokens]
+    digest, documents = open_corpus(config)
+    content = [FORMAT_VERSION, digest, tokenizer_identity(config), config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
     folder = cache / f"{config.training.dataset.replace('/', '--')}-{content_hash}"
-    try:
-        if not folder.exists():  # else its cache may be read-only
-            cache.mkdir(parents=True, exist_ok=True)
-            with lock_file(cache / f".{folder.name}.lock", wait=True):
-                if not folder.exists():
-                    _write(folder, config, documents, load_tokenizer(documents))
-    except OSError as error:
-        raise InputError(
-            f"data.cache_dir={cache}: {error.strerror or error}: "
-            "name a data.cache_dir that can be written and has room"
-        ) from error
+    if not folder.exists():  # else its cache may be read-only
+        cache.mkdir(parents=True, exist_ok=True)
+        with lock_file(cache / f".{folder.name}.lock", wait=True):
+            if not folder.exists():
+                _write(folder, config, documents, load_tokenizer(config, documents))
     return TokenFile.open(folder)
 
 
@@ -145,33 +148,139 @@ def _write_tokens(folder: Path, config: Config, documents: Documents, tokenizer:
     return {"dataset": dataset, "vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}
 
 
+# ---- the documents: of the standard library, of parquet files, of Hugging Face's hub ----
+
+
+def open_corpus(config: Config) -> tuple[str, Documents]:
+    """Find the corpus that `training.dataset` names, and a digest that identifies it; of the hub
+    nothing is read yet.
+
+    Raises `InputError` if it is not there, and `OSError` if its files cannot be read.
+    """
+    name, data = config.training.dataset, config.data
+    if name in STDLIB:
+        files = _stdlib_files(STDLIB[name])
+        return digest_of(files), lambda: map(_text, files)
+    if name == "parquet":
+        files = _parquet_files(config.training.dataset_path)
+        source = {"data_files": [*map(str, files)], "split": "train"}
+        digest = [digest_of(files)]
+    elif data.max_tokens is None:
+        raise InputError(
+            f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
+            "from Hugging Face: say with data.max_tokens how much of it to read"
+        )
+    else:
+        source = {"name": data.subset, "split": data.split}
+        digest = ["hub", name, str(data.subset), data.split]
+    return ":".join([*digest, data.text_column]), partial(_texts, name, data.text_column, source)
+
+
+def digest_of(files: list[Path]) -> str:
+    """Hash the files' contents, in their order, with blake2b; about a second per GB."""
+    total = hashlib.blake2b(digest_size=16)
+    for path in files:
+        found = path.stat()
+        total.update(_digest(path, found.st_size, found.st_mtime_ns))
+    return total.hexdigest()
+
+
+@cache  # until the file changes: recipes of a study share their data
+def _digest(path: Path, size: int, changed_ns: int) -> bytes:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()
+
+
+def _stdlib_files(left_out: set[str]) -> list[Path]:
+    """List the interpreter's *.py files by path, without those that its build generated."""
+    files = []
+    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
+        folders[:] = {*folders} - left_out  # os.walk enters these
+        ours = [name for name in names if not name.startswith(OF_THE_BUILD)]
+        files += [Path(folder, name) for name in ours if name.endswith(".py")]
+    return sorted(files)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")  # some tests are in other encodings
+
+
+def _parquet_files(given: str | None) -> list[Path]:
+    """List the parquet file, or the folder's files by name."""
+    path = Path(given or "")
+    files = sorted(path.glob("*.parquet")) or [path]
+    if not given or not files[0].is_file():
+        raise InputError(
+            f"training.dataset_path={given}: no *.parquet file is there: give a .parquet file or a "
+            "folder of them"
+        )
+    return files
+
+
+def _texts(name: str, column: str, source: dict) -> Iterator[str]:
+    """Stream the texts of a column that are not empty; `source` is for `datasets.load_dataset`."""
+    mend = (
+        "give parquet files with text in UTF-8, another data.text_column, or for a dataset of the "
+        "hub run `.venv/bin/python -m experiments.data prepare ...` on a node with internet"
+    )
+    with readable(f"training.dataset={name} could not be read", mend):
+        import datasets
+
+        rows = datasets.load_dataset(name, streaming=True, **source)
+        for row in rows.select_columns([column]):
+            if not isinstance(row[column], str | None):
+                raise InputError(f"data.text_column: {column} does not hold text: name another")
+            if row[column]:
+                yield row[column]
+
+
+@contextmanager
+def readable(what: str, mend: str) -> Iterator[None]:
+    """Turn any error of the libraries that read corpora and tokenizers into an `InputError`: no
+    network, no such name, no access, a broken file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        reason = " ".join(str(error).split())
+        raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
+
+
 # ---- text to tokens: a tokenizer.json, one of the hub, or a BPE trained on the corpus ----
 
 
-def open_tokenizer(config: Config) -> tuple[str, Callable[[Documents], Tokenizer]]:
-    """Give the tokenizer's identity, which enters the token file's hash, and a function that loads
-    it for a corpus.
-
-    A tokenizer of the hub is identified by its name.
-    """
-    given, vocab_size = config.model.hf_assets_path, config.data.bpe_vocab_size
+def tokenizer_identity(config: Config) -> str:
+    """Name the tokenizer, for the token file's hash; one of the hub by its name."""
+    given = config.model.hf_assets_path
     if not given:
-        return f"bpe:{vocab_size}", lambda documents: _train_bpe(documents(), vocab_size)
+        return f"bpe:{config.data.bpe_vocab_size}"
+    file = _tokenizer_file(given)
+    return digest_of([file]) if file else f"hub:{given}"
+
+
+def _tokenizer_file(given: str) -> Path | None:
+    """Return the tokenizer.json that a path leads to; None for a name of the hub."""
     path = Path(given)
-    identity, load = f"hub:{given}", partial(Tokenizer.from_pretrained, given)
-    if path.exists():
-        file = path / "tokenizer.json" if path.is_dir() else path
-        identity, load = digest_of([file]), partial(Tokenizer.from_file, str(file))
+    if not path.exists():
+        return None
+    return path / "tokenizer.json" if path.is_dir() else path
 
-    def read(documents: Documents) -> Tokenizer:
-        mend = (
-            "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
-            'Hugging Face, which needs internet; "" trains a BPE on the corpus'
-        )
-        with readable(f"model.hf_assets_path={given} could not be read", mend):
-            return load()
 
-    return identity, read
+def load_tokenizer(config: Config, documents: Documents) -> Tokenizer:
+    """Load the tokenizer, or train one on the documents. Raises `InputError`."""
+    given = config.model.hf_assets_path
+    if not given:
+        return _train_bpe(documents(), config.data.bpe_vocab_size)
+    mend = (
+        "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
+        'Hugging Face, which needs internet; "" trains a BPE on the corpus'
+    )
+    with readable(f"model.hf_assets_path={given} could not be read", mend):
+        file = _tokenizer_file(given)
+        return Tokenizer.from_file(str(file)) if file else Tokenizer.from_pretrained(given)
 
 
 def _train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:

@@ -1,5 +1,5 @@
-"""How a command begins, is asked to stop, and ends: its arguments, the signals that it obeys, its
-exit code, and its sentence about bad input."""
+"""How a command begins, is asked to stop, and ends: its arguments and log, the signals that it
+obeys, its exit code, and its sentence about bad input."""
 
 import _thread
 import argparse
@@ -7,16 +7,15 @@ import ctypes
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
-
-from rich.console import Console
-from rich.markup import escape
 
 from models.errors import InputError
 
@@ -63,15 +62,39 @@ class CommandLine(argparse.ArgumentParser):
 def seeds(text: str) -> list[int]:
     """Read `--seeds`: how many of them, from 0; or a list, with a comma. Raises
     ArgumentTypeError."""
-    with suppress(ValueError):
-        given = [int(word) for word in text.removesuffix(",").split(",")]
-        if "," in text and all(0 <= seed < 10**18 for seed in given):
-            return given
-        if "," not in text and 0 < given[0] <= 100:
-            return list(range(given[0]))
+    if re.fullmatch(r"[1-9]\d?", text):
+        return [*range(int(text))]
+    if re.fullmatch(r"(\d{1,18},)+(\d{1,18})?", text):
+        return [int(seed) for seed in text.split(",") if seed]
     raise argparse.ArgumentTypeError(
-        f"expected 1 to 100, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
+        f"expected 1 to 99, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
     )
+
+
+def check_alone() -> None:
+    """Check that this process is the only one of its run or study. Raises `InputError`."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            "WORLD_SIZE is set, as under torchrun, and this takes one process: unset it, or start "
+            "this without torchrun"
+        )
+
+
+def log_to(file: Path | None) -> None:
+    """Send the log to a file and to the screen; without a file, only warnings to the screen.
+
+    Raises OSError.
+    """
+    screen = logging.StreamHandler(sys.stdout)
+    handlers = [screen]
+    if file:
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    else:
+        screen.setLevel(logging.WARNING)
+    line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
+    logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
+    logging.captureWarnings(True)
+    logging.raiseExceptions = False  # on a full disk the run goes on without lines in its log
 
 
 # ---- asked to stop ----
@@ -142,13 +165,6 @@ def _pass_on_usr1() -> None:
 # ---- its end ----
 
 
-def complain(error: Exception | str) -> int:
-    """Print what is wrong with the input; returns the exit code."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"[red]error:[/] {escape(str(error))}")
-    return BAD_INPUT
-
-
 class _Output(io.FileIO):
     """A file whose failures raise nothing: a closed pipe ends no training."""
 
@@ -163,15 +179,13 @@ def code_of(command: Callable[[], int]) -> int:
     try:
         return command()
     except InputError as error:
-        return complain(error)
+        sentence = str(error)
     except OSError as error:
-        if not error.filename:
-            raise
-        return complain(f"{error.filename}: {error.strerror}: make room, or choose another")
-    except KeyboardInterrupt as request:  # of `Stop`
+        sentence = f"{error}: mend that, or choose another"
+    except KeyboardInterrupt as request:  # of `Stop`, once it listens
         return request.args[0] if request.args else FOR_GOOD
-    except SystemExit as end:  # after --help
-        return int(end.code or 0)
+    print(f"error: {sentence}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def leave(command: Callable[[], int]) -> NoReturn:

@@ -4,8 +4,11 @@ Each run of a study compiles in empty cache folders of its own, which are remove
 otherwise the first run would pay for what later runs compile, and their warm-ups would not compare.
 """
 
+import itertools
 import math
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +18,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
-from experiments.jobs import process
 from experiments.jobs.command import (
     BAD_INPUT,
     COME_BACK,
@@ -28,7 +27,6 @@ from experiments.jobs.command import (
     STARTER_PID,
     Stop,
 )
-from experiments.jobs.screen import describe, progress_bars
 from experiments.records.files import last_window, write_whole
 from experiments.records.run import LOG, RECIPE
 
@@ -38,6 +36,7 @@ COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} - os.environ.ke
 COMMAND = "experiments.run"
 LINE_EVERY_S = 10
 GRACE_S = 30  # from a second Ctrl-C to the killing of what is deaf to it
+NODES = Path("/sys/devices/system/node")
 ENDS = {
     COMPLETED: "completed",
     DIVERGED: "diverged",
@@ -48,10 +47,7 @@ ENDS = {
 
 @dataclass(eq=False)
 class Run:
-    """A run of a study, from its turn to its end.
-
-    In a terminal it has a bar, and a line only if it fails; elsewhere lines say how it gets on.
-    """
+    """A run of a study, from its turn to its end."""
 
     title: str
     directory: Path
@@ -59,18 +55,13 @@ class Run:
     steps: int
     world_size: int = 1
     code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
-    failed: bool = False
     process: subprocess.Popen | None = None
-
-    def show(self, bars: Progress, number: str) -> None:
-        """Give the run its bar."""
-        self.bars, self.title = bars, f"[{number}] {self.title}"
-        self.window = last_window(self.directory)  # the last one that was shown
-        self.bar = bars.add_task(self.title, total=self.steps, completed=self.step, said="waiting")
 
     @property
     def step(self) -> int:
-        return self.window.step if self.window else 0
+        """The last step on record."""
+        window = last_window(self.directory)
+        return window.step if window else 0
 
     def start(self, gpus: list[str | None]) -> bool:
         """Start the run on some GPUs, near the cores and memory of one; False if the disk is full.
@@ -81,7 +72,7 @@ class Run:
         variables = {STARTER_PID: str(os.getpid())}
         if names:
             variables["CUDA_VISIBLE_DEVICES"] = names
-        near = process.binding(gpus[0]) if len(gpus) == 1 else []  # else each process binds itself
+        near = binding(gpus[0]) if len(gpus) == 1 else []  # else each process binds itself
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / RECIPE, self.recipe)
@@ -99,106 +90,141 @@ class Run:
                     start_new_session=True,
                 )
         except OSError as error:  # the next run may find room
-            self._end(BAD_INPUT, f"failed: {error.filename}: {error.strerror}")
+            self.code = BAD_INPUT
+            self.say(f"failed: {error}")
             return False
-        self.line_at = time.monotonic() + LINE_EVERY_S
-        self._say(f"started on GPU {names}" if names else "started")
+        self.say(f"started on GPU {names}" if names else "started")
         return True
 
-    def look(self) -> bool:
-        """Show how far the run is, and how it ended; True once it has."""
-        code = self.process.poll()  # first: no line is written after that
-        window = last_window(self.directory)
-        if window and window != self.window:
-            self.window, said = window, describe(window)
-            self.bars.update(self.bar, completed=window.step, said=said)
-            if time.monotonic() > self.line_at:
-                self.line_at = time.monotonic() + LINE_EVERY_S
-                left = self.bars.tasks[0].time_remaining
-                said += f"  all runs: {timedelta(seconds=left)} left" if left else ""
-                self._say(f"step {window.step}/{self.steps}  {said}")
+    def ended(self) -> bool:
+        """Return whether the run has ended, and say how."""
+        code = self.process.poll()
         if code is None:
             return False
+        self.code = code
         self.caches.cleanup()
         outcome = ENDS.get(code, "failed")
         if code < 0:
             outcome = f"killed by {signal.Signals(-code).name}"
-        if window and code != BAD_INPUT:  # then the directory may hold another run
-            outcome += f" at step {window.step}"
-        self._end(code, f"{outcome}: {self._last_words()}" if code else outcome)
+        if self.step:
+            outcome += f" at step {self.step}"
+        if code:
+            log = self.directory / LOG
+            lines = log.read_text("utf-8", errors="replace").split("\n")
+            outcome += ": " + next(filter(None, reversed(lines)), f"see {log}")
+        self.say(outcome)
         return True
 
-    def _last_words(self) -> str:
-        """Return the last line that the run wrote, or where to look."""
-        log = self.directory / LOG
-        written = log.read_text("utf-8", errors="replace").strip()
-        return written.rsplit("\n", 1)[-1] or f"see {log}"
+    def show(self, left_s: float) -> None:
+        """Say how far the run is, and how many seconds are left for all of them."""
+        window = last_window(self.directory)
+        if window:
+            self.say(
+                f"step {window.step}/{self.steps}  loss {window.loss or math.nan:.3f}  "
+                f"{window.tokens_per_s:,.0f} tokens/s  "
+                f"all runs: {timedelta(seconds=round(left_s))} left"
+            )
 
-    def _end(self, code: int, outcome: str) -> None:
-        self.code, self.failed = code, code != COMPLETED
-        self.bars.update(self.bar, said=outcome)
-        self._say(outcome)
-
-    def _say(self, event: str) -> None:
-        """Print an event where there is no bar to show it, and a failure."""
-        if self.failed or not self.bars.console.is_terminal:
-            line = f"{datetime.now():%H:%M:%S} {self.title}: {event}"
-            self.bars.console.print(line, markup=False, soft_wrap=True)
+    def say(self, event: str) -> None:
+        print(f"{datetime.now():%H:%M:%S} {self.title}: {event}")
 
 
-def run_all(runs: list[Run], console: Console, stop: Stop) -> None:
+def run_all(runs: list[Run], stop: Stop) -> None:
     """Start runs and wait for them, as many at once as there are GPUs.
 
     A request to `stop` is passed on to the runs, and no other is started. No run takes more GPUs
     than there are.
     """
     stop.deferred = True
-    with progress_bars(console, console.is_terminal) as bars:
-        bars.add_task("all runs", said="")
-        for number, run in enumerate(runs, 1):
-            run.show(bars, f"{number}/{len(runs)}")
-        try:
-            _work(runs, bars, stop)
-        finally:  # whatever ends the work ends the runs too
-            _send(runs, signal.SIGTERM)
-            stop.deferred = False
+    for number, run in enumerate(runs, 1):
+        run.title = f"[{number}/{len(runs)}] {run.title}"
+    try:
+        _work(runs, stop)
+    finally:  # whatever ends the work ends the runs too
+        _send(runs, signal.SIGTERM)
+        stop.deferred = False
 
 
-def _work(runs: list[Run], bars: Progress, stop: Stop) -> None:
-    """Start runs as GPUs become free, pass a request to stop on, and show how runs get on and
+def _work(runs: list[Run], stop: Stop) -> None:
+    """Start runs as GPUs become free, pass a request to stop on, and say how runs get on and
     end."""
-    waiting, running, free = list(runs), [], process.gpus()
-    there, asked, kill_at = len(free), False, math.inf
+    waiting, running, asked, kill_at = list(runs), [], False, math.inf
+    line_at = begun = time.monotonic()
+    before = sum(run.step for run in runs)
     while running or (waiting and not stop.code):
         try:
-            while waiting and not stop.code:
-                # without GPUs the machine is one, for all processes
-                count = min(waiting[0].world_size, there)
-                if count > len(free):
-                    break
-                run = waiting.pop(0)
-                if run.start(free[:count]):
-                    running.append(run)
-                    free = free[count:]
+            if not stop.code:
+                _start_next(waiting, running)
             time.sleep(0.2)
             if stop.code and not asked:
                 asked = True
                 _send(running, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
             if time.monotonic() > kill_at:
                 _send(running, signal.SIGKILL)
-            for run in list(running):
-                if run.look():
-                    running.remove(run)
-                    free += run.gpus
-            steps = {run: run.steps for run in runs if not run.failed}
-            made = sum(run.step for run in steps)
-            bars.update(bars.tasks[0].id, total=sum(steps.values()), completed=made)
+            running = [run for run in running if not run.ended()]
+            if time.monotonic() > line_at + LINE_EVERY_S:
+                line_at = time.monotonic()
+                made = sum(run.step for run in runs) - before
+                left = sum(run.steps - run.step for run in running + waiting)
+                for run in running:
+                    run.show((line_at - begun) / max(1, made) * left)
         except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
             kill_at = time.monotonic() + GRACE_S
             _send(running, signal.SIGINT)
+
+
+def _start_next(waiting: list[Run], running: list[Run]) -> None:
+    """Move runs from `waiting` to `running`, as far as there are free GPUs."""
+    there = gpus()
+    while waiting:
+        taken = list(itertools.chain.from_iterable(run.gpus for run in running))
+        free = [gpu for gpu in there if gpu not in taken]
+        # without GPUs the machine is one, for all processes
+        count = min(waiting[0].world_size, len(there))
+        if count > len(free):
+            return
+        run = waiting.pop(0)
+        if run.start(free[:count]):
+            running.append(run)
 
 
 def _send(runs: list[Run], request: signal.Signals) -> None:
     for run in runs:
         if run.process:
             run.process.send_signal(request)
+
+
+# ---- GPUs ----
+
+
+def gpus() -> list[str | None]:
+    """List the GPUs that a cluster gave (CUDA_VISIBLE_DEVICES: indices or UUIDs), or all of them.
+
+    [None] where there is none.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name] or [None]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())] or [None]
+
+
+def binding(gpu: str | None) -> list[str]:
+    """Return the `numactl` command that keeps a process on the Grace CPU of its Hopper GPU, and in
+    that CPU's memory.
+
+    Empty on other machines, where a GPU's number does not say which cores are near.
+    """
+    # A Grace Hopper lists each GPU's own memory as a node without cores
+    cpus = [cores for cores in NODES.glob("node*/cpulist") if cores.read_text().strip()]
+    there = gpus()
+    if gpu is None or platform.machine() != "aarch64" or len(cpus) != len(there):
+        return []
+    node = there.index(gpu)
+    command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+    # A container may lack numactl or forbid any choice: then nothing starts with it
+    if not shutil.which("numactl"):
+        return []
+    permitted = subprocess.run([*command, "true"], capture_output=True).returncode == 0
+    return command if permitted else []

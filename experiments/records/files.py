@@ -11,7 +11,7 @@ from typing import TextIO, TypeVar
 
 from pydantic import ValidationError
 
-from experiments.records.run import LOG, METRICS, Record, Window
+from experiments.records.run import METRICS, Record, Window
 from models.errors import InputError
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
@@ -22,14 +22,11 @@ class RecordError(ValueError):
 
 
 def write_whole(path: Path, content: str) -> None:
-    """Write a file, whole or not at all. Raises OSError, which names the file."""
+    """Write a file, whole or not at all. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_text(content, encoding="utf-8")
         part.replace(path)
-    except OSError as error:
-        error.filename = str(path)
-        raise
     finally:  # on a full disk, what was written takes room from other records
         part.unlink(missing_ok=True)
 
@@ -70,11 +67,7 @@ def read_windows(path: Path) -> list[Window]:
     `RecordError`."""
     content = path.read_bytes() if path.exists() else b""
     lines = content.split(b"\n")[:-1]
-    windows = [_validated(Window, line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
-    steps = [window.step for window in windows]
-    if steps != sorted(set(steps)):
-        raise RecordError(f"{path}: step: the steps of its lines do not ascend")
-    return windows
+    return [_validated(Window, line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
 
 
 def _validated(model: type[AnyRecord], content: bytes, place: str) -> AnyRecord:
@@ -103,37 +96,18 @@ def dated_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def new_folder(path: Path) -> Path:
-    """Make a folder that nobody else has: `path`, or `path`-2 if another starts in the same second.
-
-    Raises OSError if it cannot be made.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new, number = path, 1
-    while True:
-        try:
-            new.mkdir()
-            return new
-        except FileExistsError:
-            number += 1
-            new = path.with_name(f"{path.name}-{number}")
-
-
 def run_folder(name: str, seed: int) -> Path:
-    """Make the folder of a run without --out, laid out as a study's."""
-    return new_folder(dated_folder(name)) / name / f"seed{seed}"
+    """Name the folder of a run without --out, laid out as a study's."""
+    return dated_folder(name) / name / f"seed{seed}"
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
-    """Check that a `kind` (run or study) may be written to `folder`; write nothing.
+    """Check that a folder is new, empty, or holds an unfinished `kind` (run or study), which has
+    one of the files `marks`.
 
-    The folder is new, empty, or holds an unfinished one, which has one of the files `marks`.
-    Hidden files and a log are nobody's. Raises `InputError`.
+    Hidden files are nobody's. Raises `InputError`.
     """
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise InputError(f"{folder} cannot be written, because of {existing}: choose another --out")
-    names = {path.name for path in folder.glob("[!.]*")} - {LOG}
+    names = {path.name for path in folder.glob("[!.]*")}
     if names and names.isdisjoint(marks):
         raise InputError(
             f"{folder} is not empty and holds no unfinished {kind}: choose another --out"

@@ -9,8 +9,15 @@ import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
-from experiments.jobs.screen import describe, display
+from experiments.jobs.command import (
+    BAD_INPUT,
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    Interrupted,
+    Stop,
+    log_to,
+)
 from experiments.records import files
 from experiments.records.files import run_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
@@ -58,25 +65,25 @@ def train(
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
     log = out / LOG if directory else None
     trainer, end = None, End("completed", None, COMPLETED, together=True)
-    with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
-        for topic, finding in findings:
-            logging.info(f"{topic}: {finding}")
-        try:
-            trainer = Trainer(plan, stop)
-            step = trainer.resume()
+    log_to(log)
+    for topic, finding in findings:
+        logging.info(f"{topic}: {finding}")
+    try:
+        trainer = Trainer(plan, stop)
+        step = trainer.resume()
+        if directory:
+            directory.take_over(step)
+            _listen(trainer, directory.path)
+        trainer.train()
+    except (Exception, CheckpointException, KeyboardInterrupt) as error:
+        end = _end(error, plan, stop)
+    if trainer:
+        with only_logged("could not close the run cleanly"):
             if directory:
-                directory.take_over(step)
-                _listen(trainer, directory.path, move_bar)
-            trainer.train()
-        except (Exception, CheckpointException, KeyboardInterrupt) as error:
-            end = _end(error, plan, stop)
-        if trainer:
-            with only_logged("could not close the run cleanly"):
-                if directory:
-                    directory.manifest.notes = trainer.notes()
-                trainer.close()
-        if end.error:  # last, so that a study shows it
-            logging.error(end.error)
+                directory.manifest.notes = trainer.notes()
+            trainer.close()
+    if end.error:  # last, so that a study shows it
+        logging.error(end.error)
     if directory:
         _finish(directory, end)
     return end
@@ -105,12 +112,11 @@ def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
     return End("failed", f"{task}{type(error).__name__}: {error}".splitlines()[0], FAILED)
 
 
-def _listen(trainer: Trainer, path: Path, move_bar) -> None:
+def _listen(trainer: Trainer, path: Path) -> None:
     """Write windows, timing and proof as soon as the trainer has them."""
     evidence = trainer.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
 
     def on_step(step: int) -> None:
-        move_bar(completed=step)
         if step == trainer.first_step:
             files.write(path / TIMING, trainer.timing)
         if step == trainer.profiled_step:
@@ -118,7 +124,6 @@ def _listen(trainer: Trainer, path: Path, move_bar) -> None:
 
     def on_window(window: Window) -> None:
         files.append(path / METRICS, window)
-        move_bar(said=describe(window))
 
     trainer.on_step, trainer.on_window = on_step, on_window
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.jobs.command import COME_BACK, FAILED, STARTER_PID, Stop
-from experiments.jobs.process import binding, check_gpus, from_environment, gpus
+from experiments.jobs.runner import binding, gpus
 from experiments.records.files import run_folder
 from models.errors import InputError
 
@@ -26,19 +26,24 @@ def start(recipe, arguments: list[str], out: Path | None, stop: Stop) -> int | N
     Returns the exit code, or None if this process is one of them, by the variables of torchrun.
     Raises `InputError`.
     """
-    world_size, started = recipe.config.sharded.processes, from_environment("WORLD_SIZE", 1)
-    if started not in (1, world_size):
+    world_size, started = recipe.config.sharded.processes, os.environ.get("WORLD_SIZE", "1")
+    if started not in ("1", str(world_size)):
         raise InputError(
-            f"sharded.processes is {world_size}, and {started} processes were started: say "
+            f"sharded.processes is {world_size}, and WORLD_SIZE={started} were started: say "
             f"sharded.processes={started}"
         )
-    if started < world_size:
-        check_gpus(world_size)
+    if started != str(world_size):
+        there = gpus()
+        if there != [None] and world_size > len(there):
+            raise InputError(
+                f"a run takes {world_size} GPUs, and {len(there)} are here: have it take fewer, or "
+                "start it where there are as many"
+            )
         if not out:
             out = run_folder(recipe.name, recipe.config.debug.seed)
             arguments = [*arguments, "--out", str(out)]
         return run_ranks(["experiments.run", *arguments], world_size, stop)
-    if started > 1 and not out:  # each would make its own
+    if world_size > 1 and not out:  # each would make its own
         raise InputError("a run of several processes needs --out DIR, one for all of them")
     return None
 

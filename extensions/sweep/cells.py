@@ -8,7 +8,6 @@ from pydantic import field_validator
 from experiments.config import recipes
 from experiments.config.studies import Study, read
 from experiments.config.yaml_with_origins import flat, read_override
-from models.errors import InputError
 
 HERE = Path(__file__).resolve().parent
 FILE = "sweep.yaml"
@@ -56,7 +55,7 @@ class Sweep(Study):
 def load(name: str) -> Sweep:
     """Read the sweep of a name, or of a started sweep's folder. Raises `InputError`."""
     known = recipes.files(HERE / "sweeps")
-    path = known.get(name, Path(name) / FILE)
+    path = Path(name) / FILE
     if not path.exists():
-        raise InputError(recipes.unknown(f"sweep or folder with a {FILE}", name, known))
+        path = recipes.find(f"sweep or folder with a {FILE}", name, known)
     return read(path, Sweep)

@@ -35,12 +35,10 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
     short = [*recipes.THE_FOUR, *recipes.files(recipes.STUDIES), *OVERLAYS]
-    others = {*RECIPES} - {*recipes.THE_FOUR}
-    for options, expected in ([], short), (["--all"], [*short, *others]):
-        recipe.main(["list", *options])
-        lines = capsys.readouterr().out.splitlines()
-        listed = [line.split()[0] for line in lines if line.startswith("  ")]
-        assert listed[: len(short)] == short and sorted(listed) == sorted(expected)
+    recipe.main(["list", "--all"])
+    lines = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    assert listed[: len(short)] == short and {*listed} == {*short, *RECIPES}
 
 
 def test_show_begins_with_what_a_recipe_changes(capsys):
@@ -48,16 +46,14 @@ def test_show_begins_with_what_a_recipe_changes(capsys):
     recipe.main(words)
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == f'  {FLOAT8}.recipe_name: null -> "rowwise"'
-    assert "  training.steps: 1000 -> 5" in lines and len(lines) < 20
+    assert len(lines) < 20
     recipe.main([*words, "--all"])
     assert "steps: 5\n" in capsys.readouterr().out
 
 
-def test_editors_find_the_schema_with_torchtitans_documentation():
+def test_editors_find_the_schema():
     schema = recipe.schema()
-    model = schema["$defs"]["Model"]["properties"]
-    assert "model config" in model["flavor"]["description"]
-    assert "Kernel" in model["attention_backend"]["description"]
+    assert "Kernel" in schema["$defs"]["Model"]["properties"]["attention_backend"]["description"]
     assert schema["required"] == ["description"] and "base" in schema["properties"]
     for path in (RECIPES | OVERLAYS).values():
         first = path.read_text().splitlines()[0]

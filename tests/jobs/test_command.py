@@ -6,20 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from experiments.jobs import process, runner
 from experiments.jobs.command import COME_BACK, FOR_GOOD, STARTER_PID, Stop
-from experiments.jobs.runner import Run, run_all
 from tests import processes
 
-# a run within a step that lasts for a minute
+# a run that starts for a minute
 BUSY = (
     "import sys, time; from experiments.jobs.command import Stop\n"
-    "stop = Stop(); stop.listen(); stop.deferred = {}; print('listens', file=sys.stderr)\n"
+    "Stop().listen(); print('listens', file=sys.stderr)\n"
     "time.sleep(60)"
 )
 
@@ -61,43 +57,12 @@ def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop, monkeypatch):
         send(signal.SIGINT)
 
 
-def test_a_second_ctrl_c_on_a_study_ends_its_runs_at_once(stop, tmp_path, monkeypatch):
-    """The run gets SIGTERM for the first and waits for its step; the study's own second one reaches
-    it as SIGINT."""
-    (tmp_path / "busy.py").write_text(
-        "import os; open('cache', 'w').write(os.environ['TORCHINDUCTOR_CACHE_DIR'])\n"
-        + BUSY.format(True)
-    )
-    log = tmp_path / "a/log.txt"
-    pauses = []
-
-    def insist(seconds, sleep=time.sleep):
-        """In place of the runner's pause: Ctrl-C once the run listens, and again after a second."""
-        sleep(1.2 if pauses else 0.05)
-        if log.read_text() and len(pauses) < 2:
-            pauses.append(seconds)
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{processes.ROOT}")
-    monkeypatch.setattr(process, "gpus", lambda: [None])
-    monkeypatch.setattr(runner, "COMMAND", "busy")
-    monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
-    monkeypatch.setattr(runner.time, "sleep", insist)
-    begin = time.monotonic()
-    run = Run("a", log.parent, "", 9)
-    run_all([run], Console(), stop)
-    assert run.code == -signal.SIGINT
-    assert time.monotonic() - begin < 30 and not stop.deferred  # a request reaches what follows
-    assert not Path(Path("cache").read_text()).exists()
-
-
 def test_a_run_does_not_outlive_its_study():
     """The study is killed with -9; what it started gets SIGTERM."""
     parent = (
         "import os, subprocess, sys\n"
         f"os.environ[{STARTER_PID!r}] = str(os.getpid())\n"
-        f"command = [sys.executable, '-c', {BUSY.format(False)!r}]\n"
+        f"command = [sys.executable, '-c', {BUSY!r}]\n"
         "child = subprocess.Popen(command, stderr=subprocess.PIPE)\n"
         "child.stderr.readline(); print(child.pid, flush=True); child.wait()"
     )
@@ -114,8 +79,7 @@ def test_a_run_does_not_outlive_its_study():
 
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
-    "from experiments.jobs.command import leave\n"
-    "from experiments.jobs.process import from_environment\n"
+    "from experiments.jobs.command import check_alone, leave\n"
 )
 
 
@@ -124,12 +88,11 @@ LEAVE = (
     [
         ("3", 3, ""),
         ("1 / 0", 1, "Traceback"),
-        ("from_environment('X')", 2, "error: "),
-        ("exec('raise SystemExit(2)')", 2, ""),
+        ("check_alone()", 2, "error: "),
     ],
 )
 def test_a_command_leaves_with_its_exit_code(command, code, word, monkeypatch):
-    monkeypatch.setenv("X", "nonsense")
+    monkeypatch.setenv("WORLD_SIZE", "nonsense")
     done = processes.run([sys.executable, "-c", f"{LEAVE}leave(lambda: {command})"], check=False)
     assert done.returncode == code and done.stderr.startswith(word)
 

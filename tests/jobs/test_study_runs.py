@@ -1,17 +1,19 @@
-"""A study's runs: side by side, on after a failure. Stand-ins train in their
+"""A study's runs: side by side, each on its GPU, on after a failure. Stand-ins train in their
 place; tests/jobs/test_study.py has real ones."""
 
+import os
 import re
+import signal
+import time
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from rich.console import Console
 
 from analysis import report
 from experiments.jobs import runner
-from experiments.jobs.command import BAD_INPUT, Stop
+from experiments.jobs.command import BAD_INPUT, FOR_GOOD, Stop
 from experiments.jobs.runner import Run, run_all
 from experiments.records.files import read
 from experiments.records.run import Manifest
@@ -36,8 +38,8 @@ def manifests(out: Path) -> list[Manifest]:
 
 
 def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_path, monkeypatch):
-    """Side by side: each run has a GPU, and a folder to compile in that is gone afterwards. Where
-    there is no terminal, a line says how far each run is."""
+    """Side by side: each run has a GPU, and a folder to compile in that is gone afterwards. A line
+    says how far each run is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
     monkeypatch.setenv("FAILING", "baseline")
@@ -47,7 +49,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert "baseline seed 0: started on GPU 4" in printed
     assert "baseline_compiled seed 0: started on GPU 7" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
-    line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:00:\d+ left"
+    line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed
     assert "baseline_compiled seed 0: completed at step 90" in printed
     assert printed.rindex("started on GPU") < printed.index("completed at step")
@@ -61,9 +63,51 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)
 
 
+def test_a_second_ctrl_c_ends_the_runs_within_their_step(start, tmp_path, monkeypatch):
+    run, sent = tmp_path / "study/baseline/seed0", []
+
+    def insist(seconds, sleep=time.sleep):
+        """In place of the runner's pause: Ctrl-C once the run listens, and again after a second."""
+        sleep(1.2 if sent else 0.05)
+        if (run / "manifest.json").exists() and len(sent) < 2:
+            sent.append(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setenv("STEP_S", "60")
+    monkeypatch.setattr(runner.time, "sleep", insist)
+    begin = time.monotonic()
+    code, printed = start()
+    assert code == FOR_GOOD and printed.count("interrupted") == 1
+    assert time.monotonic() - begin < 30
+    assert not Path((run / "caches").read_text()).exists()
+
+
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     (tmp_path / "file").touch()
     runs = [Run("a", tmp_path / "file/run", "", 9) for _ in range(2)]
-    run_all(runs, Console(width=200), Stop())
+    run_all(runs, Stop())
     assert [run.code for run in runs] == [BAD_INPUT] * 2
-    assert capsys.readouterr().out.count(f"a: failed: {tmp_path}/file/run: Not a directory") == 2
+    assert capsys.readouterr().out.count("a: failed: [Errno 20] Not a directory") == 2
+
+
+def test_on_grace_hopper_a_run_keeps_to_the_cores_and_memory_of_its_gpu(tmp_path, monkeypatch):
+    """Four memory nodes with cores, and the memory of four GPUs as nodes without."""
+    for number in range(8):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}/cpulist").write_text("0-71\n" if number < 4 else "\n")
+    numactl = tmp_path / "numactl"
+    numactl.write_text("#!/bin/sh\nexit 0\n")
+    numactl.chmod(0o755)
+    monkeypatch.setattr(runner, "NODES", tmp_path)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert runner.gpus() == ["0", "1", "2", "3"]
+    assert runner.binding("2") == ["numactl", "--cpunodebind=2", "--membind=2"]
+    numactl.write_text("#!/bin/sh\nexit 1\n")  # as in a container whose memory may not be chosen
+    assert runner.binding("2") == []
+    numactl.write_text("#!/bin/sh\nexit 0\n")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert runner.binding("2") == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert runner.gpus() == [None] and runner.binding(None) == []

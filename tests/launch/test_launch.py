@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
+from experiments.config.recipes import THE_FOUR
 from tests import processes
 from tests.launch.jobs import Job, manifest_of, on_slurm, slurm, steps_of, submit
 from tests.processes import ROOT
 
-FOUR = ["baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"]
 STUDY, MEASURE = "launch/alps_fp8.sbatch", "launch/measure_all.sh"
 
 
@@ -44,9 +44,7 @@ def test_dry_run_on_a_login_node_says_what_would_run():
     ("arguments", "file", "code", "word"),
     [
         (["--help"], STUDY, 0, "MAX_REQUEUES"),
-        (["-h"], MEASURE, 0, "Exit codes"),
         (["tensorwise_fp8"], STUDY, 2, "did you mean `tensorwise_fp8_compiled`"),
-        (["baseline"], STUDY, 2, "sbatch"),
         (["--dry-run", "sped"], MEASURE, 2, "speed"),
     ],
 )
@@ -62,11 +60,6 @@ def test_measure_all_names_recipes_and_studies_that_exist():
     printed = login("--dry-run", file=MEASURE).stdout
     named = re.findall(r"-m experiments\.study ([^-\n]*)", printed)
     assert len(named) > 10 and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
-
-
-def test_make_alone_lists_what_there_is():
-    lines = processes.run(["make"]).stdout.splitlines()
-    assert any(line.startswith("make study ") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +106,7 @@ def jobs(slurm_folder) -> dict[str, Job]:
 def test_four_recipes_side_by_side_of_which_one_is_killed(jobs):
     job = jobs["four"]
     assert job.end() == "FAILED 1:0, 0 restarts"
-    manifests = [manifest_of(job.run(f"{recipe}/seed0")) for recipe in FOUR]
+    manifests = [manifest_of(job.run(f"{recipe}/seed0")) for recipe in THE_FOUR]
     assert [m.hardware.visible_devices for m in manifests] == ["0", "1", "2", "3"]
     ends = ["completed", "running", "completed", "completed"]
     assert [manifest.status for manifest in manifests] == ends

@@ -1,6 +1,5 @@
 """What a run leaves behind reads back as it was written, or is refused by file and field."""
 
-import json
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -53,14 +52,7 @@ def test_windows_read_back_without_a_torn_last_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"step": "two"}, "step"),
-        ({"tokens_per_s": 0.0}, "tokens_per_s"),
-        ({"losses": [1.0, 2.0]}, "line 2"),
-        ({"surprise": 1}, "surprise"),
-        ({"step": 1}, "step"),
-    ],
+    ("changes", "field"), [({"losses": [1.0, 2.0]}, "line 2"), ({"surprise": 1}, "surprise")]
 )
 def test_a_line_that_does_not_fit_is_named(tmp_path, changes, field):
     first, second = metrics_lines(last=2)
@@ -69,12 +61,13 @@ def test_a_line_that_does_not_fit_is_named(tmp_path, changes, field):
         files.read_windows(tmp_path / METRICS)
 
 
-@pytest.mark.parametrize(("field", "value"), [("layout_version", 1), ("seed", None)])
-def test_records_that_are_missing_torn_or_of_another_layout_are_named(field, value, tmp_path):
+def test_records_that_are_torn_or_of_another_layout_are_named(tmp_path):
     path, kept = tmp_path / MANIFEST, (KEPT[0] / MANIFEST).read_text()
     assert files.read_if_there(path, Manifest) is None
-    changed = json.dumps(json.loads(kept) | {field: value})
-    for text, named in [(changed, field), (kept[:100], "content")]:
+    for text, named in [
+        (kept[:100], "content"),
+        (kept.replace('"layout_version": 4', '"layout_version": 1'), "layout_version"),
+    ]:
         path.write_text(text)
         with pytest.raises(files.RecordError, match=f"{path}: {named}"):
             files.read(path, Manifest)
