@@ -25,7 +25,7 @@ def over(old, new):
     return new
 
 
-def windows(seconds: Iterable[float], losses: Iterable[float], first=1, every=1, first_step=5.0,
+def windows(seconds: Iterable[float], losses: Iterable[float], first=1, every=1, warm_up=5.0,
             tokens=TOKENS, useful=0.5, wait=0.0, lr=1e-3, lr_warmup=1,
             settling=()) -> list[dict]:  # fmt: skip
     """Write what a process logs.
@@ -33,14 +33,14 @@ def windows(seconds: Iterable[float], losses: Iterable[float], first=1, every=1,
     Args:
         seconds, losses: of each of its steps, from `first` on.
         every: steps that a line has; the last line may have fewer.
-        first_step: seconds from the start of the process to the end of its first step.
+        warm_up: seconds from the start of the process to the end of its first step.
         useful: share of the tokens that is no padding.
         wait: seconds of each step that are a wait for data.
         lr_warmup: steps in which the learning rate grows.
         settling: steps that count for no rate, besides the first 10 of the process.
     """
     seconds, losses = list(seconds), list(losses)
-    elapsed = list(accumulate(seconds, initial=first_step - seconds[0]))
+    elapsed = list(accumulate(seconds, initial=warm_up - seconds[0]))
     last, lines, begin = first + len(seconds) - 1, [], 0
     for step in range(first, last + 1):
         if step % every and step != last:
@@ -146,15 +146,13 @@ def write_study(folder, seeds=3):
     The baseline ends at about 10, so that the margin is about 0.025.
     """
     recipes = {"baseline": 0.1, "baseline_compiled": 0.1, "tensorwise_fp8_compiled": 0.08}
-    peaks = {"bf16": 2e9, "fp8": 4e9}
     for seed in range(seeds):
         for recipe, step_s in recipes.items():
-            late, above = (40.0, 0.0005 * (seed + 1)) if "fp8" in recipe else (0.0, 0.0)
-            lines = metrics_lines(
-                last=200, step_s=step_s, shift=19 + 0.05 * seed + above, late=late
-            )
+            fp8 = "fp8" in recipe
+            above, late = 19 + 0.05 * seed + 0.0005 * (seed + 1) * fp8, 40.0 * fp8
+            lines = metrics_lines(last=200, step_s=step_s, shift=above, late=late)
             write_run(folder / f"{recipe}{seed}", recipe, steps=200, seed=seed, lines=lines,
-                      warm_up=5.0 + late, peak_flops=peaks)  # fmt: skip
+                      warm_up=5.0 + late, peak_flops={"bf16": 2e9, "fp8": 4e9})  # fmt: skip
     return folder
 
 

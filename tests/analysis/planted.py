@@ -18,6 +18,7 @@ from scipy.signal import lfilter
 from analysis.comparison import Finding, compare
 from analysis.study import read_study
 from experiments.config import recipes as recipe_files
+from models.scaling import SCALINGS
 from tests.make_runs import over, proof, stretches, windows, write_run
 
 NAMES = {
@@ -33,7 +34,8 @@ BEGIN = datetime(2026, 3, 2, 8, 0, tzinfo=UTC)
 
 HERE = Path(__file__).parent
 USUAL = yaml.safe_load((HERE / "planted_run.yaml").read_text())
-LOGGED = ("first_step", "every", "tokens", "useful", "wait", "lr", "lr_warmup", "settling")
+RECORDED = ("recipe", "seed", "steps", "warm_up", "timing", "host", "world_size", "overlays")
+LOGGED = ("warm_up", "every", "tokens", "useful", "wait", "lr", "lr_warmup", "settling")
 CASES = yaml.load((HERE / "planted.yaml").read_text(), yaml.CSafeLoader)
 
 
@@ -105,11 +107,11 @@ def changed(values: np.ndarray, effect: dict, run: str) -> np.ndarray:
 
 
 @cache
-def resolved(recipe: str, overlay: str) -> str:
-    """Resolve a recipe, as JSON; a user's own is tensorwise FP8's under another name."""
+def resolved(recipe: str, *overlays: str) -> dict:
+    """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
     known = recipe if recipe in recipe_files.files(recipe_files.RECIPES) else NAMES["T"]
-    text = recipe_files.to_yaml(recipe_files.load(known, [overlay]))
-    return json.dumps(yaml.load(text, yaml.CSafeLoader))
+    text = recipe_files.to_yaml(recipe_files.load(known, overlays))
+    return yaml.load(text, yaml.CSafeLoader)
 
 
 def chosen(section: str, words: dict) -> dict:
@@ -119,57 +121,43 @@ def chosen(section: str, words: dict) -> dict:
 
 
 def stamp(seconds: float) -> str:
-    return (BEGIN + timedelta(seconds=float(seconds))).isoformat()
+    return (BEGIN + timedelta(seconds=seconds)).isoformat()
 
 
-def proof_of(float8: str | None, world_size: int, o: dict) -> dict:
-    """Write the proof of a run with some options."""
-    matmuls = 2 / 3 if float8 == "rowwise_with_gw_hp" else 1
-    flops = 6 * IN_MATMULS * o["tokens"] // world_size
-    found = proof(float8, matmuls * (1 - HEAD / IN_MATMULS), o["ran"], flops)
-    by_rows = float8 is not None and "rowwise" in float8
-    in_fp8 = o["in_fp8"] or {1: float8 is not None}
-    found["stretches"] = stretches(in_fp8, o["switch_s"], found["fp8_flops"], by_rows)
-    return over(found | {"compiled_graphs": 2}, o["proof"])
-
-
-def records_of(recipe: str, seed: int, overlay: str, o: dict) -> dict:
-    """Make the arguments of `write_run` that all attempts of a run share."""
-    keys = {
-        "name": recipe,
-        "debug": {"seed": seed},
-        "training": {"steps": o["asked"]},
-        "metrics": {"log_freq": o["every"]},
-        "optimizer": {"lr": o["lr"]},
-    }
-    settings = over(over(json.loads(resolved(recipe, overlay)), keys), o["settings"])
+def records_of(o: dict) -> dict:
+    """Make what all attempts of a run record, as arguments of `write_run`."""
+    settings = over(resolved(o["recipe"], *o["overlays"]), o["settings"])
     float8 = settings["quantize"]["linear"]["float8"]["recipe_name"]
+    scaling = SCALINGS.get(float8)
+    share = (1 - HEAD / IN_MATMULS) * scaling.matmuls / 3 if scaling else 0.0
+    proves = proof(float8, share, o["ran"], 6 * IN_MATMULS * o["tokens"] // o["world_size"])
+    in_fp8 = o["in_fp8"] or {1: bool(scaling)}
+    by_rows = bool(scaling) and scaling.by_rows
+    proves["stretches"] = stretches(in_fp8, o["switch_s"], proves["fp8_flops"], by_rows)
+    proves["compiled_graphs"] = 2
     manifest = {
-        "host": o["host"],
         "hardware": {"visible_devices": o["gpu"]},
-        "overlays": [overlay],
-        "compiled": recipe != NAMES["B"],
+        "compiled": o["recipe"] != NAMES["B"],
         "float8": float8,
     }
-    manifest = over(over(USUAL["manifest"], manifest), o["manifest"])
-    proves = proof_of(float8, manifest.get("world_size", 1), o)
-    same = {"steps": o["asked"], "seed": seed, "warm_up": o["first_step"], "timing": o["timing"]}
-    return same | {"settings": settings, "proves": proves} | manifest
+    return {
+        **{key: o[key] for key in RECORDED},
+        **over(over(USUAL["manifest"], manifest), o["manifest"]),
+        "settings": settings,
+        "proves": over(proves, o["proof"]),
+    }
 
 
-def write_attempts(path: Path, recipe: str, seed: int, overlay: str, seconds: np.ndarray,
-                   losses: np.ndarray, options: dict) -> float:  # fmt: skip
+def write_attempts(folder: Path, seconds: np.ndarray, losses: np.ndarray, o: dict) -> float:
     """Write a run directory with its earlier attempts; returns when the run ended.
 
     Args:
         seconds, losses: of each step of the study.
-        options: what the run is, in the words of planted_run.yaml.
+        o: what the run is, in the words of planted_run.yaml.
     """
-    steps = len(seconds)
-    o = chosen("run", {"asked": steps, "made": steps} | options)
-    records = records_of(recipe, seed, overlay, o)
-    log = {key: o[key] for key in LOGGED}
+    records, log = records_of(o), {key: o[key] for key in LOGGED}
     attempts = [*o["earlier"], [o["made"], o["made"], o["status"], o["error"]]]
+    path = folder / o["folder"].format_map(o)
     lines, first, begin = [], 1, o["begin"]
     for number, (kept, last, status, *error) in enumerate(attempts, 1):
         own = slice(first - 1, last)
@@ -183,7 +171,7 @@ def write_attempts(path: Path, recipe: str, seed: int, overlay: str, seconds: np
             "end": stamp(ended) if status != "running" else None,
         }
         where = path if number == len(attempts) else path / f"attempt{number}"
-        write_run(where, recipe, lines=spoilt(lines, o), **records)
+        write_run(where, lines=spoilt(lines, o), **records)
         lines = [line for line in lines if line["step"] <= kept]
         first, begin = kept + 1, ended + 30
     for name in o["lose"]:
@@ -208,30 +196,33 @@ def study(folder: Path, **words) -> Path:
     s = SimpleNamespace(**chosen("study", words))
     rng = generator(folder.name)
     seeds = list(range(s.seeds)) if isinstance(s.seeds, int) else s.seeds
-    of_gpu, of_host = (
-        np.exp(rng.normal(0, s.gpu_spread, 16)),
-        np.exp(rng.normal(0, s.host_spread, 64)),
-    )
-    free = dict.fromkeys(range(s.gpus if s.place == "gpus" else 1), 0.0)
     jobs = [(recipe, seed) for seed in seeds for recipe in s.recipes]
     if s.order == "recipe":
         jobs.sort(key=lambda job: s.recipes.index(job[0]))
+    of_gpu = np.exp(rng.normal(0, s.gpu_spread, 16))
+    of_host = np.exp(rng.normal(0, s.host_spread, 64))
+    free = [0.0] * (s.gpus if s.place == "gpus" else 1)  # when each GPU is
     of_seed = {seed: learning(s.steps, rng) + rng.normal(0, 0.02) for seed in seeds}
     drawn = {}
     for recipe, seed in jobs:
-        first_step = s.first_step.get(recipe, 60.0) * math.exp(rng.normal(0, 0.02))
-        gpu, host = min(free, key=free.get), 1
+        warm_up = s.warm_up.get(recipe, 60.0) * math.exp(rng.normal(0, 0.02))
+        gpu, host = int(np.argmin(free)), 1
         begin = free[gpu]
         if s.place == "hosts":
             host, begin = int(rng.integers(s.hosts)), float(rng.integers(0, 40000))
         elif s.place == "by_seed":
             host = seeds.index(seed)
-        slow = {"one": 1.0, "gpus": of_gpu[gpu]}.get(s.place, of_host[host])
-        seconds = step_times(s, recipe, slow, rng)
+        seconds = step_times(s, recipe, of_gpu[gpu] * of_host[host], rng)
         drawn[recipe, seed] = of_seed[seed] + loss_differences(s, recipe, rng)
-        options = {"begin": begin, "first_step": first_step, "gpu": str(gpu),
-                   "host": f"nid{host:03d}"}  # fmt: skip
-        ended = write_changed(folder, s, recipe, seed, seconds, drawn, options)
+        run = {"recipe": NAMES.get(recipe, recipe), "seed": seed, "overlays": [s.overlay],
+               "steps": s.steps, "made": s.steps, "begin": begin, "warm_up": warm_up,
+               "gpu": str(gpu), "host": f"nid{host:03d}"}  # fmt: skip
+        changes = [
+            change
+            for change in s.changes
+            if any(fnmatch(f"{recipe}/{seed}", runs) for runs in change.get("runs", ["*"]))
+        ]
+        ended = write_changed(folder, run, changes, seconds, drawn[recipe, seed], drawn)
         free[gpu] = max(free[gpu], ended)
     if s.plan:
         names = [NAMES.get(recipe, recipe) for recipe in s.recipes]
@@ -257,29 +248,25 @@ def loss_differences(s: SimpleNamespace, recipe: str, rng) -> np.ndarray | float
     return apart(s.steps, rng, s.pair) + s.above.get(recipe, 0.0) * settled(s.steps)
 
 
-def write_changed(folder: Path, s: SimpleNamespace, recipe: str, seed: int, seconds: np.ndarray,
-                  drawn: dict, options: dict) -> float:  # fmt: skip
-    """Write a run with the changes of its study; returns when the run ended, or 0 if it is absent.
+def write_changed(folder: Path, run: dict, changes: list[dict], seconds: np.ndarray,
+                  losses: np.ndarray, drawn: dict) -> float:  # fmt: skip
+    """Write a run with changes; returns when the run ended.
 
     Args:
         drawn: losses of all runs so far, by recipe and seed.
     """
-    name, losses = NAMES.get(recipe, recipe), drawn[recipe, seed]
-    for change in s.changes:
-        if any(fnmatch(f"{recipe}/{seed}", runs) for runs in change.get("runs", ["*"])):
-            options = over(options, {key: change[key] for key in change if key != "runs"})
-            of_losses = change.get("losses", {})
-            if "like" in of_losses:
-                losses = drawn[tuple(of_losses["like"])]
-            if "anew" in of_losses:
-                losses = learning(s.steps, generator(f"{of_losses['anew']}{seed}"))
-            losses = changed(losses, of_losses, f"{name}{seed}")
-            seconds = changed(seconds, change.get("seconds", {}), f"{name}{seed}")
-    if options.get("absent"):
-        return 0.0
-    seed = options.get("seed", seed)
-    path = folder / s.folders.format(recipe=name, seed=seed)
-    return write_attempts(path, name, seed, s.overlay, seconds, losses, options)
+    name = f"{run['recipe']}{run['seed']}"
+    for change in changes:
+        run = over(run, change)
+        seconds = changed(seconds, change.get("seconds", {}), name)
+        effect = change.get("losses", {})
+        if "like" in effect:
+            losses = drawn[tuple(effect["like"])]
+        if "anew" in effect:
+            losses = learning(len(losses), generator(effect["anew"] + str(run["seed"])))
+        losses = changed(losses, effect, name)
+    run = chosen("run", run)
+    return 0.0 if run["absent"] else write_attempts(folder, seconds, losses, run)
 
 
 def compared(folder: Path, own: dict, other: dict, seeds=3, **words) -> Finding:
@@ -299,19 +286,3 @@ def compared(folder: Path, own: dict, other: dict, seeds=3, **words) -> Finding:
             changes.append(change)
     study(folder, recipes="CT", seeds=seeds, changes=changes, **words)
     return compare(read_study(folder)).findings[NAMES["T"]]
-
-
-# What sound studies differ in: all are right to say yes.
-SOUND = {
-    "recipes": ["BCT", "BCRT", "CT"],
-    "seeds": [3, 4, 5],
-    "steps": [400, 1000],
-    "speed": [{"T": ratio, "R": 1.06} for ratio in (1.1, 1.15, 1.2, 1.25, 1.3)],
-    "start_spread": [0.001, 0.003],
-    "sd": [0.005, 0.02],
-    "pair": [0.0003, 0.0006],
-    "place": ["one", "gpus", "hosts"],
-    "gpu_spread": [0.0, 0.004],
-    "host_spread": [0.0, 0.003],
-    "order": ["seed", "recipe"],
-}

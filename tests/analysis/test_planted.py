@@ -9,7 +9,7 @@ from analysis.answer import outcome
 from analysis.comparison import compare
 from analysis.report import main
 from analysis.study import StudyError, read_study
-from tests.analysis.planted import CASES, SOUND, study
+from tests.analysis.planted import CASES, USUAL, study
 
 EVERY = 8  # of the studies that are tested each time; the others are slow
 CASES = [
@@ -34,7 +34,7 @@ def test_sound_studies_get_a_yes(seed, tmp_path):
     one in ten gets another answer."""
     draw, refused = random.Random(seed), []
     for number in range(10):
-        words = {word: draw.choice(values) for word, values in SOUND.items()}
+        words = {word: draw.choice(values) for word, values in USUAL["sound"].items()}
         found = outcome(compare(read_study(study(tmp_path / f"sound{seed}_{number}", **words))))
         if found != "yes":
             refused.append((words, found))

@@ -10,7 +10,7 @@ from tests.make_runs import change_json, metrics_lines, stretches, write_run
 
 def test_a_resumed_run_counts_its_attempts_once(tmp_path):
     """The first process lost steps 21 to 25, which the second made again, after 4 s of start-up."""
-    resumed = {"earlier": [[20, 25, "running"]], "seconds": {"to": 0.5}, "first_step": 4.5}
+    resumed = {"earlier": [[20, 25, "running"]], "seconds": {"to": 0.5}, "warm_up": 4.5}
     words = {"recipes": "C", "seeds": 1, "steps": 40, "changes": [resumed]}
     [run] = read_study(study(tmp_path, **words)).runs
     assert run.completed and run.earlier == ["running or killed"]

@@ -24,7 +24,8 @@ from tests.runs import SMALLEST, TINY, kill, losses_of
 
 FP8, FLOAT8, WIDTH = "tensorwise_fp8_compiled", "quantize.linear.float8", 64
 GATHER = f"{FLOAT8}.enable_fsdp_float8_all_gather=true"
-SMALL = [*TINY, SMALLEST, "compile.enable=false"]
+SMALL = [*TINY, SMALLEST, "compile.enable=false", "lr_scheduler.warmup_steps=2"]
+CHECKPOINTS = ["checkpoint.enable=true", "checkpoint.initial_load_model_only=false"]
 
 
 def phase(first: int, last: int) -> list[str]:
@@ -42,12 +43,10 @@ def losses(run_here, tmp_path):
 
     def train(out: str, recipe: str, steps: int, *keys: str, after: str | None = None):
         """`after` names the run whose last checkpoint this one begins with."""
-        keys = [*SMALL, *keys, f"training.steps={steps}", "checkpoint.enable=true"]
+        keys = [*SMALL, *keys, f"training.steps={steps}", *CHECKPOINTS]
         if after:
             [start] = (tmp_path / after / "checkpoint").iterdir()
             keys.append(f"checkpoint.initial_load_path={start}")
-            keys.append("checkpoint.initial_load_model_only=false")
-        keys.append("lr_scheduler.warmup_steps=2")
         assert run_here(recipe, "--overlay", "cpu", "--out", tmp_path / out, *keys) == 0
         return losses_of(tmp_path / out)
 
@@ -61,10 +60,9 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     kill(tmp_path / "switched")
     switched = losses("switched", FP8, 6, *phase(3, 4))
 
-    losses("first", "baseline", 2)
-    losses("second", FP8, 4, after="first")
-    losses("third", "baseline", 6, after="second")
-    parts = [loss for out in ("first", "second", "third") for loss in losses_of(tmp_path / out)]
+    parts = losses("first", "baseline", 2)
+    parts += losses("second", FP8, 4, after="first")
+    parts += losses("third", "baseline", 6, after="second")
     assert switched == parts
     assert phases_of(tmp_path / "switched") == [("1", False), ("3", True), ("5", False)]
     assert read(tmp_path / "switched" / PROOF, Proof).profiled_step == 4
