@@ -1,6 +1,7 @@
 """Studies with known truth: recipes times seeds, with step times, losses, and what is wrong.
 
-Step times and losses come from formulas. The studies are in planted.yaml, in the words of `study`.
+Step times and losses come from formulas. planted_run.yaml has the words that say what a study is,
+and the usual; planted.yaml has the studies in these words.
 """
 
 import json
@@ -34,167 +35,14 @@ BEGIN = datetime(2026, 3, 2, 8, 0, tzinfo=UTC)
 
 HERE = Path(__file__).parent
 USUAL = yaml.safe_load((HERE / "planted_run.yaml").read_text())
+CASES = yaml.load((HERE / "planted.yaml").read_text(), yaml.CSafeLoader)
 RECORDED = ("recipe", "seed", "steps", "warm_up", "timing", "host", "world_size", "overlays")
 LOGGED = ("warm_up", "every", "tokens", "useful", "wait", "lr", "lr_warmup", "settling")
-CASES = yaml.load((HERE / "planted.yaml").read_text(), yaml.CSafeLoader)
-
-
-# ---- formulas ----
-
-
-def generator(name: str) -> np.random.Generator:
-    """Make a generator of random numbers by name."""
-    number = 0
-    for byte in name.encode():
-        number = (number * 131 + byte) % 2**31
-    return np.random.default_rng(number)
-
-
-def wander(n, rho, sd, rng) -> np.ndarray:
-    """Draw noise in which each value has a share `rho` of the one before."""
-    noise = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
-    noise[0] = rng.normal(0, sd)
-    return lfilter([1], [1, -rho], noise)
-
-
-def jumps(n, chance, rng) -> np.ndarray:
-    """Draw which of two states each step is in."""
-    return np.cumsum(rng.random(n) < chance) % 2
-
-
-def learning(n, rng, sd=0.12, end=3.2) -> np.ndarray:
-    """Draw the losses of a seed."""
-    step = np.arange(1, n + 1)
-    falling = (11.76 - end) * np.exp(-step / (60 + n * 0.08))
-    return end + falling + wander(n, 0.2, sd, rng) * np.minimum(1, step / 50)
-
-
-def apart(n, rng, pair, wobble=0.0012) -> np.ndarray:
-    """Draw how far a recipe's losses are from another's of the same seed: nothing at first, then
-    noise around an offset of standard deviation `pair`."""
-    offset = rng.normal(0, pair) + wander(n, 0.9, wobble, rng)
-    return offset * settled(n) + rng.normal(0, 1e-4, n)
-
-
-def settled(n) -> np.ndarray:
-    """How much of a difference of losses is there by step."""
-    return np.minimum(1, np.arange(1, n + 1) / (0.3 * n))
-
-
-SHAPES = {  # how much of an effect each step has, by the steps since it began
-    "grow": lambda since, steps, rng: np.minimum(1, since / steps),
-    "decay": lambda since, steps, rng: np.exp(-since / steps),
-    "saw": lambda since, steps, rng: since % steps / steps,
-    "chance": lambda since, share, rng: rng.random(len(since)) < share,
-    "flicker": lambda since, steps, rng: jumps(len(since), 1 / steps, rng),
-    "noise": lambda since, sd, rng: np.append(0, rng.normal(0, sd, len(since) - 1)),
-}
-
-
-def changed(values: np.ndarray, effect: dict, run: str) -> np.ndarray:
-    """Change step times or losses: by a share, plus a number, or to a number, in some steps."""
-    step = np.arange(1, len(values) + 1)
-    first, last, stride = [*effect.get("steps", [1, len(values)]), 1][:3]
-    size = np.isin(step, range(first, last + 1, stride)).astype(float)
-    for shape in SHAPES.keys() & effect.keys():
-        rng = generator(run + effect.get("draw", ""))
-        size *= SHAPES[shape](step - first, effect[shape], rng)
-    values = values * (1 + effect.get("by", 0) * size) + effect.get("plus", 0) * size
-    return np.where(size, effect["to"], values) if "to" in effect else values
-
-
-# ---- runs ----
-
-
-@cache
-def resolved(recipe: str, *overlays: str) -> dict:
-    """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
-    known = recipe if recipe in recipe_files.files(recipe_files.RECIPES) else NAMES["T"]
-    text = recipe_files.to_yaml(recipe_files.load(known, overlays))
-    return yaml.load(text, yaml.CSafeLoader)
-
-
-def chosen(section: str, words: dict) -> dict:
-    """Put what is said over the usual."""
-    assert words.keys() <= USUAL[section].keys(), words
-    return over(USUAL[section], words)
-
-
-def stamp(seconds: float) -> str:
-    return (BEGIN + timedelta(seconds=seconds)).isoformat()
-
-
-def records_of(o: dict) -> dict:
-    """Make what all attempts of a run record, as arguments of `write_run`."""
-    settings = over(resolved(o["recipe"], *o["overlays"]), o["settings"])
-    float8 = settings["quantize"]["linear"]["float8"]["recipe_name"]
-    scaling = SCALINGS.get(float8)
-    share = (1 - HEAD / IN_MATMULS) * scaling.matmuls / 3 if scaling else 0.0
-    proves = proof(float8, share, o["ran"], 6 * IN_MATMULS * o["tokens"] // o["world_size"])
-    in_fp8 = o["in_fp8"] or {1: bool(scaling)}
-    by_rows = bool(scaling) and scaling.by_rows
-    proves["stretches"] = stretches(in_fp8, o["switch_s"], proves["fp8_flops"], by_rows)
-    proves["compiled_graphs"] = 2
-    manifest = {
-        "hardware": {"visible_devices": o["gpu"]},
-        "compiled": o["recipe"] != NAMES["B"],
-        "float8": float8,
-    }
-    return {
-        **{key: o[key] for key in RECORDED},
-        **over(over(USUAL["manifest"], manifest), o["manifest"]),
-        "settings": settings,
-        "proves": over(proves, o["proof"]),
-    }
-
-
-def write_attempts(folder: Path, seconds: np.ndarray, losses: np.ndarray, o: dict) -> float:
-    """Write a run directory with its earlier attempts; returns when the run ended.
-
-    Args:
-        seconds, losses: of each step of the study.
-        o: what the run is, in the words of planted_run.yaml.
-    """
-    records, log = records_of(o), {key: o[key] for key in LOGGED}
-    attempts = [*o["earlier"], [o["made"], o["made"], o["status"], o["error"]]]
-    path = folder / o["folder"].format_map(o)
-    lines, first, begin = [], 1, o["begin"]
-    for number, (kept, last, status, *error) in enumerate(attempts, 1):
-        own = slice(first - 1, last)
-        lines += windows(seconds[own].tolist(), losses[own].tolist(), first, **log)
-        ended = begin + lines[-1]["elapsed_s"] + 5
-        records |= {
-            "attempt": number,
-            "status": status,
-            "error": error[0] if error else None,
-            "start": stamp(begin),
-            "end": stamp(ended) if status != "running" else None,
-        }
-        where = path if number == len(attempts) else path / f"attempt{number}"
-        write_run(where, lines=spoilt(lines, o), **records)
-        lines = [line for line in lines if line["step"] <= kept]
-        first, begin = kept + 1, ended + 30
-    for name in o["lose"]:
-        (path / name).unlink()
-    return ended
-
-
-def spoilt(lines: list[dict], o: dict) -> list[dict]:
-    """Spoil a log: its clock, or lines that it has twice."""
-    again, end = o["twice"]
-    return [
-        line | {"elapsed_s": line["elapsed_s"] + o["clock_jump"] * (line["step"] > 500)}
-        for line in lines[:end] + lines[again:]
-    ]
-
-
-# ---- studies ----
 
 
 def study(folder: Path, **words) -> Path:
     """Write a study, in the words of planted_run.yaml."""
-    s = SimpleNamespace(**chosen("study", words))
-    rng = generator(folder.name)
+    s, rng = chosen("study", words), generator(folder.name)
     seeds = list(range(s.seeds)) if isinstance(s.seeds, int) else s.seeds
     jobs = [(recipe, seed) for seed in seeds for recipe in s.recipes]
     if s.order == "recipe":
@@ -217,11 +65,7 @@ def study(folder: Path, **words) -> Path:
         run = {"recipe": NAMES.get(recipe, recipe), "seed": seed, "overlays": [s.overlay],
                "steps": s.steps, "made": s.steps, "begin": begin, "warm_up": warm_up,
                "gpu": str(gpu), "host": f"nid{host:03d}"}  # fmt: skip
-        changes = [
-            change
-            for change in s.changes
-            if any(fnmatch(f"{recipe}/{seed}", runs) for runs in change.get("runs", ["*"]))
-        ]
+        changes = changes_of(f"{recipe}/{seed}", s.changes)
         ended = write_changed(folder, run, changes, seconds, drawn[recipe, seed], drawn)
         free[gpu] = max(free[gpu], ended)
     if s.plan:
@@ -230,6 +74,23 @@ def study(folder: Path, **words) -> Path:
         plan = {"recipes": names, "baseline": baseline, "seeds": seeds, "overlays": [s.overlay]}
         (folder / "study.yaml").write_text(json.dumps(plan | s.file))
     return folder
+
+
+def chosen(section: str, words: dict) -> SimpleNamespace:
+    """Put what is said over the usual."""
+    assert words.keys() <= USUAL[section].keys(), words
+    return SimpleNamespace(**over(USUAL[section], words))
+
+
+# ---- step times and losses ----
+
+
+def generator(name: str) -> np.random.Generator:
+    """Make a generator of random numbers by name."""
+    number = 0
+    for byte in name.encode():
+        number = (number * 131 + byte) % 2**31
+    return np.random.default_rng(number)
 
 
 def step_times(s: SimpleNamespace, recipe: str, slow: float, rng) -> np.ndarray:
@@ -241,11 +102,55 @@ def step_times(s: SimpleNamespace, recipe: str, slow: float, rng) -> np.ndarray:
     return seconds
 
 
-def loss_differences(s: SimpleNamespace, recipe: str, rng) -> np.ndarray | float:
-    """Draw how far a run's losses are from eager bf16's of its seed."""
+def learning(n: int, rng, sd=0.12, end=3.2) -> np.ndarray:
+    """Draw the losses of a seed."""
+    step = np.arange(1, n + 1)
+    falling = (11.76 - end) * np.exp(-step / (60 + n * 0.08))
+    return end + falling + wander(n, 0.2, sd, rng) * np.minimum(1, step / 50)
+
+
+def loss_differences(s: SimpleNamespace, recipe: str, rng, wobble=0.0012) -> np.ndarray | float:
+    """Draw how far a run's losses are from eager bf16's of its seed: nothing at first, then noise
+    around an offset."""
     if recipe == "B":
         return 0.0
-    return apart(s.steps, rng, s.pair) + s.above.get(recipe, 0.0) * settled(s.steps)
+    grown = np.minimum(1, np.arange(1, s.steps + 1) / (0.3 * s.steps))
+    offset = rng.normal(0, s.pair) + wander(s.steps, 0.9, wobble, rng)
+    rounding = rng.normal(0, 1e-4, s.steps)
+    return offset * grown + rounding + s.above.get(recipe, 0.0) * grown
+
+
+def wander(n: int, rho: float, sd: float, rng) -> np.ndarray:
+    """Draw noise in which each value has a share `rho` of the one before."""
+    noise = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
+    noise[0] = rng.normal(0, sd)
+    return lfilter([1], [1, -rho], noise)
+
+
+def jumps(n: int, chance: float, rng) -> np.ndarray:
+    """Draw which of two states each step is in."""
+    return np.cumsum(rng.random(n) < chance) % 2
+
+
+# ---- what is wrong ----
+
+SHAPES = {  # how much of an effect each step has, by the steps since it began
+    "grow": lambda since, steps, rng: np.minimum(1, since / steps),
+    "decay": lambda since, steps, rng: np.exp(-since / steps),
+    "saw": lambda since, steps, rng: since % steps / steps,
+    "chance": lambda since, share, rng: rng.random(len(since)) < share,
+    "flicker": lambda since, steps, rng: jumps(len(since), 1 / steps, rng),
+    "noise": lambda since, sd, rng: np.append(0, rng.normal(0, sd, len(since) - 1)),
+}
+
+
+def changes_of(run: str, changes: list[dict]) -> list[dict]:
+    """Choose the changes of a run, RECIPE/SEED."""
+    return [
+        change
+        for change in changes
+        if any(fnmatch(run, pattern) for pattern in change.get("runs", ["*"]))
+    ]
 
 
 def write_changed(folder: Path, run: dict, changes: list[dict], seconds: np.ndarray,
@@ -265,8 +170,100 @@ def write_changed(folder: Path, run: dict, changes: list[dict], seconds: np.ndar
         if "anew" in effect:
             losses = learning(len(losses), generator(effect["anew"] + str(run["seed"])))
         losses = changed(losses, effect, name)
-    run = chosen("run", run)
-    return 0.0 if run["absent"] else write_attempts(folder, seconds, losses, run)
+    o = chosen("run", run)
+    return 0.0 if o.absent else write_attempts(folder, seconds, losses, o)
+
+
+def changed(values: np.ndarray, effect: dict, run: str) -> np.ndarray:
+    """Change step times or losses: by a share, plus a number, or to a number, in some steps."""
+    step = np.arange(1, len(values) + 1)
+    first, last, stride = [*effect.get("steps", [1, len(values)]), 1][:3]
+    size = np.isin(step, range(first, last + 1, stride)).astype(float)
+    for shape in SHAPES.keys() & effect.keys():
+        rng = generator(run + effect.get("draw", ""))
+        size *= SHAPES[shape](step - first, effect[shape], rng)
+    values = values * (1 + effect.get("by", 0) * size) + effect.get("plus", 0) * size
+    return np.where(size, effect["to"], values) if "to" in effect else values
+
+
+# ---- runs ----
+
+
+def write_attempts(folder: Path, seconds: np.ndarray, losses: np.ndarray, o) -> float:
+    """Write a run directory with its earlier attempts; returns when the run ended.
+
+    Args:
+        seconds, losses: of each step of the study.
+        o: what the run is, in the words of planted_run.yaml.
+    """
+    records, log = records_of(o), {word: vars(o)[word] for word in LOGGED}
+    attempts = [*o.earlier, [o.made, o.made, o.status, o.error]]
+    path = folder / o.folder.format_map(vars(o))
+    lines, first, begin = [], 1, o.begin
+    for number, (kept, last, status, *error) in enumerate(attempts, 1):
+        own = slice(first - 1, last)
+        lines += windows(seconds[own].tolist(), losses[own].tolist(), first, **log)
+        ended = begin + lines[-1]["elapsed_s"] + 5
+        records |= {
+            "attempt": number,
+            "status": status,
+            "error": error[0] if error else None,
+            "start": stamp(begin),
+            "end": stamp(ended) if status != "running" else None,
+        }
+        where = path if number == len(attempts) else path / f"attempt{number}"
+        write_run(where, lines=spoilt(lines, o), **records)
+        lines = [line for line in lines if line["step"] <= kept]
+        first, begin = kept + 1, ended + 30
+    for name in o.lose:
+        (path / name).unlink()
+    return ended
+
+
+def records_of(o: SimpleNamespace) -> dict:
+    """Make what all attempts of a run record, as arguments of `write_run`."""
+    settings = over(resolved(o.recipe, *o.overlays), o.settings)
+    float8 = settings["quantize"]["linear"]["float8"]["recipe_name"]
+    scaling = SCALINGS.get(float8)
+    share = (1 - HEAD / IN_MATMULS) * scaling.matmuls / 3 if scaling else 0.0
+    proves = proof(float8, share, o.ran, 6 * IN_MATMULS * o.tokens // o.world_size)
+    in_fp8, by_rows = o.in_fp8 or {1: bool(scaling)}, bool(scaling) and scaling.by_rows
+    proves["stretches"] = stretches(in_fp8, o.switch_s, proves["fp8_flops"], by_rows)
+    manifest = {
+        "hardware": {"visible_devices": o.gpu},
+        "compiled": o.recipe != NAMES["B"],
+        "float8": float8,
+    }
+    return {
+        **{word: vars(o)[word] for word in RECORDED},
+        **over(manifest, o.manifest),
+        "settings": settings,
+        "proves": over(proves, o.proof),
+    }
+
+
+@cache
+def resolved(recipe: str, *overlays: str) -> dict:
+    """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
+    known = recipe if recipe in recipe_files.files(recipe_files.RECIPES) else NAMES["T"]
+    text = recipe_files.to_yaml(recipe_files.load(known, overlays))
+    return yaml.load(text, yaml.CSafeLoader)
+
+
+def spoilt(lines: list[dict], o: SimpleNamespace) -> list[dict]:
+    """Spoil a log: its clock, or lines that it has twice."""
+    again, end = o.twice
+    return [
+        line | {"elapsed_s": line["elapsed_s"] + o.clock_jump * (line["step"] > 500)}
+        for line in lines[:end] + lines[again:]
+    ]
+
+
+def stamp(seconds: float) -> str:
+    return (BEGIN + timedelta(seconds=seconds)).isoformat()
+
+
+# ---- for other tests ----
 
 
 def compared(folder: Path, own: dict, other: dict, seeds=3, **words) -> Finding:

@@ -13,7 +13,7 @@ from tests.analysis.planted import CASES, USUAL, study
 
 EVERY = 8  # of the studies that are tested each time; the others are slow
 CASES = [
-    pytest.param(name, case, marks=pytest.mark.slow if number % EVERY else ())
+    pytest.param(name, case, id=name, marks=pytest.mark.slow if number % EVERY else ())
     for number, (name, case) in enumerate(CASES.items())
 ]
 
