@@ -5,7 +5,6 @@ and studies of many runs are in tests/analysis/planted.py.
 """
 
 import json
-from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def over(old, new):
     return new
 
 
-def windows(seconds: Iterable[float], losses: Iterable[float], first=1, every=1, warm_up=5.0,
+def windows(seconds: list[float], losses: list[float], first=1, every=1, warm_up=5.0,
             tokens=TOKENS, useful=0.5, wait=0.0, lr=1e-3, lr_warmup=1,
             settling=()) -> list[dict]:  # fmt: skip
     """Write what a process logs.
@@ -39,7 +38,6 @@ def windows(seconds: Iterable[float], losses: Iterable[float], first=1, every=1,
         lr_warmup: steps in which the learning rate grows.
         settling: steps that count for no rate, besides the first 10 of the process.
     """
-    seconds, losses = list(seconds), list(losses)
     elapsed = list(accumulate(seconds, initial=warm_up - seconds[0]))
     last, lines, begin = first + len(seconds) - 1, [], 0
     for step in range(first, last + 1):
