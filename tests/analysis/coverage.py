@@ -24,6 +24,11 @@ def fp8(**effects: dict) -> list[dict]:
     return [{"runs": ["T/*"]} | effects]
 
 
+def told(found: Finding) -> bool:
+    """Whether something contradicts the ratio."""
+    return bool(found.speed.caveats)
+
+
 SLOWING = {"by": 0.1, "grow": 200}  # the lead is 1.2 in the mean
 LATE = {"runs": ["T/0"], "seconds": {"by": 0.3, "steps": [101, 200]}}
 KINDS: dict[str, tuple[float, list[dict], Callable[[Finding], bool]]] = {
@@ -34,13 +39,13 @@ KINDS: dict[str, tuple[float, list[dict], Callable[[Finding], bool]]] = {
     '"the same" is said at the margin': (
         1.1, fp8(losses={"by": TOLERANCE}), lambda found: found.loss.word == SAME),
     "a sound lead of 1.1 gets a caveat": (
-        1.1, [], lambda found: bool(found.speed.caveats)),
+        1.1, [], told),
     "FP8 that slows by 10 % over the run is told": (
-        1.26, fp8(seconds=SLOWING), lambda found: bool(found.speed.caveats)),
+        1.26, fp8(seconds=SLOWING), told),
     "FP8 that slows by 20 % over the run is told": (
-        1.32, fp8(seconds=SLOWING | {"by": 0.2}), lambda found: bool(found.speed.caveats)),
+        1.32, fp8(seconds=SLOWING | {"by": 0.2}), told),
     "one FP8 run that slows by 30 % in its second half is told": (
-        1.2, [LATE], lambda found: bool(found.speed.caveats)),
+        1.2, [LATE], told),
 }  # fmt: skip
 
 
