@@ -1,54 +1,71 @@
-"""Run directories, made by hand for the tests of the analysis."""
+"""Write run directories: runs with the step times and losses that a test asks for.
+
+All tests that read runs write them with these functions. What a run records is in make_runs.yaml,
+and studies of many runs are in tests/analysis/planted.py.
+"""
 
 import json
+from itertools import accumulate
 from pathlib import Path
 
-from experiments.records.files import write
-from experiments.records.run import (
-    MANIFEST,
-    METRICS,
-    PROOF,
-    RECIPE,
-    TIMING,
-    Manifest,
-    Proof,
-    Timing,
-)
+import yaml
 
-FLOPS, PEAK = 1e6, {"bf16": 1e9, "fp8": 2e9, "source": "made up"}
+from experiments.records.run import MANIFEST, METRICS, PROOF, RECIPE, TIMING
+
 TOKENS = 100  # per step
-MANIFEST_FACTS = {
-    "status": "completed", "attempt": 1, "start": "2026-01-01T10:00:00Z", "command": "run",
-    "host": "here", "pid": 1, "python": "3.11", "environment": "environment-0.json", "base": None,
-    "packages": {"torch": "2.13.0", "torchao": "0.18.0", "torchtitan": "0.2.2"},
-    "git": {"commit": None, "changes": None}, "overlays": [], "description": "", "compiled": False,
-    "fp8_matmul": None, "world_size": 1, "peak_flops": PEAK, "flavor": "cpu",
-    "parameters": 208_333,  # a fifth is the head, and another the embedding
-    "data": "stdlib-2e",
-    "hardware": {"name": "GPU", "type": "cuda", "memory_bytes": 1, "threads": 1},
-    "flops_per_token": FLOPS, "flops_per_token_causal": FLOPS, "seq_len": 50,
-    "dataset": "python_stdlib", "cuda": None,
-}  # fmt: skip
+FLOPS = 10**8  # of all matmuls of a step
+RECORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+
+
+def over(old, new):
+    """Put `new` over `old`, dict by dict."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old | {key: over(old.get(key), value) for key, value in new.items()}
+    return new
+
+
+def windows(seconds: list[float], losses: list[float], first=1, every=1, warm_up=5.0,
+            tokens=TOKENS, useful=0.5, wait=0.0, lr=1e-3, lr_warmup=1,
+            settling=()) -> list[dict]:  # fmt: skip
+    """Write what a process logs.
+
+    Args:
+        seconds, losses: of each of its steps, from `first` on.
+        every: steps that a line has; the last line may have fewer.
+        warm_up: seconds from the start of the process to the end of its first step.
+        useful: share of the tokens that is no padding.
+        wait: seconds of each step that are a wait for data.
+        lr_warmup: steps in which the learning rate grows.
+        settling: steps that count for no rate, besides the first 10 of the process.
+    """
+    elapsed = list(accumulate(seconds, initial=warm_up - seconds[0]))
+    last, lines, begin = first + len(seconds) - 1, [], 0
+    for step in range(first, last + 1):
+        if step % every and step != last:
+            continue
+        end = step - first + 1
+        took, logged = seconds[begin:end], losses[begin:end]
+        rate = tokens * len(took) / sum(took)
+        steps = range(first + begin, step + 1)
+        lines.append({
+            "step": step, "elapsed_s": elapsed[end], "loss": sum(logged) / len(logged),
+            "losses": logged, "grad_norm": 1.0, "lr": lr * min(1.0, step / lr_warmup),
+            "tokens_per_s": rate, "valid_tokens_per_s": rate * useful, "step_s": took,
+            "data_wait_s": [wait] * len(took),
+            "not_steady": [step for step in steps if step < first + 10 or step in settling],
+            "peak_memory_bytes": step * 2**20,
+        })  # fmt: skip
+        begin = end
+    return lines
 
 
 def metrics_lines(first=1, last=30, step_s=0.1, window=1, shift=0.0, late=0.0) -> list[dict]:
-    """What one process logs for steps `first` to `last`: 4 s of start-up and what it is late, 10
-    slow steps, then `step_s` each. Losses are higher by `shift`."""
-    elapsed, lines = 4.0 + late, []
-    for end in range(first + window - 1, last + 1, window):
-        steps = range(end - window + 1, end + 1)
-        seconds = [1.0 if step < first + 10 else step_s for step in steps]
-        losses = [10 - step / 10 + shift for step in steps]
-        elapsed += sum(seconds)
-        rate = TOKENS * window / sum(seconds)
-        lines.append({
-            "step": end, "elapsed_s": elapsed, "loss": sum(losses) / window, "losses": losses,
-            "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": rate, "valid_tokens_per_s": rate / 2,
-            "step_s": seconds, "data_wait_s": [s / 100 for s in seconds],
-            "not_steady": [step for step in steps if step < first + 10],
-            "peak_memory_bytes": end * 2**20,
-        })  # fmt: skip
-    return lines
+    """Write what one process logs for steps `first` to `last`: 4 s of start-up and what it is late,
+    10 slow steps, then `step_s` each. Losses are higher by `shift`."""
+    steps = range(first, last + 1)
+    seconds = [1.0 if step < first + 10 else step_s for step in steps]
+    losses = [10 - step / 10 + shift for step in steps]
+    return windows(seconds, losses, first, window, 5.0 + late)
 
 
 def write_lines(path: Path, lines: list[dict]) -> None:
@@ -56,28 +73,28 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def proof(float8: str | None, parameters: dict | None = None, **changed) -> Proof:
-    """A proof by which three quarters of the FLOPs ran in FP8, or none in bf16."""
-    total, share = int(FLOPS * TOKENS), 0.75 * bool(float8)
-    flops = int(share * total)
-    owned = {"trainable": 10, "in_optimizer": 10, "elements_in_optimizer": 10, "orphans": [],
-             "frozen": [], "moved_in_first_step": 10, "still_in_first_step": [],
-             "dtype_cannot_hold_first_update": []}  # fmt: skip
-    facts = {"recipe_name": float8, "emulated": False, "converted_modules": {}, "profiled_step": 3,
-             "gemm_flops": {"aten::_scaled_mm": flops, "aten::mm": total - flops},
-             "fp8_flops": flops, "fp8_flops_expected": flops,
-             "fp8_share_of_matmul_flops": share, "stretches": {}, "attention": "flash",
-             "parameters": owned | (parameters or {})}  # fmt: skip
-    return Proof.model_validate(facts | changed)
+def proof(float8: str | None, share=0.75, ran=1.0, flops=FLOPS) -> dict:
+    """Write a proof: `share` of the FLOPs is in FP8 layers, of which `ran` in FP8; none in bf16."""
+    expected = round(share * flops) if float8 else 0
+    in_fp8 = round(expected * ran)
+    return RECORDS["proof"] | {
+        "recipe_name": float8,
+        "gemm_flops": {"aten::_scaled_mm": in_fp8, "aten::mm": flops - in_fp8},
+        "fp8_flops": in_fp8,
+        "fp8_flops_expected": expected,
+        "fp8_share_of_matmul_flops": in_fp8 / flops,
+    }
 
 
-def stretches(in_fp8: dict[int, bool], compile_s: float = 0.0) -> dict[str, dict]:
-    """A proof's stretches, by first step whether each is in FP8; what a switch to FP8 compiles."""
+def stretches(in_fp8: dict[int, bool], compile_s=0.0, flops=75_000_000, by_rows=False) -> dict:
+    """Write a proof's stretches, by first step whether each is in FP8; what a switch to FP8
+    compiles, and the FLOPs of FP8, of which two thirds may have scales of rows."""
     return {
         str(first): {
             "in_fp8": on,
             "profiled_step": first,
-            "gemm_flops": {"aten::_scaled_mm": 75_000_000 * on, "aten::mm": 25_000_000},
+            "gemm_flops": {"aten::_scaled_mm": flops * on, "aten::mm": flops},
+            "row_scaled_flops": flops * on * by_rows * 2 // 3,
             "compile_s": compile_s * on,
         }
         for first, on in in_fp8.items()
@@ -85,76 +102,64 @@ def stretches(in_fp8: dict[int, bool], compile_s: float = 0.0) -> dict[str, dict
 
 
 def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, lines=None, warm_up=5.0,
-              proves=None, **manifest) -> Path:  # fmt: skip
-    """Write a run directory of `TOKENS` tokens a step; no two seeds have the same losses.
+              proves=None, settings=None, timing=None, **manifest) -> Path:  # fmt: skip
+    """Write a run directory, of `TOKENS` tokens a step; no two seeds have the same losses.
 
     Args:
-        proves: what is different in its proof.
-        manifest: what is different in its manifest; of sections only these values.
+        lines: of its log, in place of `metrics_lines`.
+        warm_up: seconds to the end of the first step.
+        settings: its resolved recipe.
+        proves, timing, manifest: what is different in proof.json, timing.json, manifest.json.
     """
-    path.mkdir(parents=True)
-    for section in ("hardware", "packages", "git"):
-        manifest[section] = MANIFEST_FACTS[section] | manifest.get(section, {})
+    path.mkdir(parents=True, exist_ok=True)
     float8 = recipe.split("_")[0] if "_fp8_" in recipe else None
-    facts = MANIFEST_FACTS | {"recipe": recipe, "seed": seed, "steps": steps, "float8": float8}
-    facts |= manifest
-    write(path / MANIFEST, Manifest.model_validate_json(json.dumps(facts)))
+    facts = {"recipe": recipe, "seed": seed, "steps": steps, "float8": float8} | manifest
+    facts = over(RECORDS["manifest"], facts)
     linear = {"recipe_name": facts["float8"], "filter_fqns": ["output"]}
-    settings = {
-        "training": {"seq_len": 50},
-        "compile": {"enable": "compiled" in recipe},
-        "quantize": {"linear": {"float8": linear}},
-    }
-    (path / RECIPE).write_text(json.dumps(settings))
-    startup = {"import": warm_up - 1.0, "first_step": 1.0}
-    if facts["compiled"]:
-        startup["compile"] = 0.5
-    write(
-        path / TIMING, Timing(time_to_first_step_s=warm_up, startup=startup, compile_cache="cold")
-    )
-    write(path / PROOF, proof(facts["float8"], **(proves or {})))
-    lines = metrics_lines(last=steps, step_s=step_s) if lines is None else lines
-    lines = [line | {"losses": [x and x + 1e-9 * seed for x in line["losses"]]} for line in lines]
+    startup = {"import": warm_up - 1.0, "first_step": 1.0, "compile": 0.5 * facts["compiled"]}
+    took = {"time_to_first_step_s": warm_up, "startup": startup}
+    took["compile_cache"] = "cold" if facts["compiled"] else "none"
+    records = {
+        MANIFEST: facts,
+        TIMING: over(took, timing or {}),
+        PROOF: over(proof(facts["float8"]), proves or {}),
+        RECIPE: settings or {
+            "training": {"seq_len": 50},
+            "compile": {"enable": "compiled" in recipe},
+            "quantize": {"linear": {"float8": linear}},
+        },
+    }  # fmt: skip
+    for name, record in records.items():
+        (path / name).write_text(json.dumps(record))
+    if lines is None:
+        lines = metrics_lines(last=steps, step_s=step_s, shift=1e-9 * seed, late=warm_up - 5.0)
     write_lines(path / METRICS, lines)
     return path
 
 
 def write_study(folder, seeds=3):
-    """Three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are shifted
-    by 0.05.
+    """Write three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are
+    shifted by 0.05.
 
     The baseline ends at about 10, so that the margin is about 0.025.
     """
-    peaks = {"bf16": 2e9, "fp8": 4e9, "source": ""}
     recipes = {"baseline": 0.1, "baseline_compiled": 0.1, "tensorwise_fp8_compiled": 0.08}
     for seed in range(seeds):
         for recipe, step_s in recipes.items():
-            late, shift = 0.0, 19 + 0.05 * seed
-            if "fp8" in recipe:
-                late, shift = 40.0, shift + 0.0005 * (seed + 1)
-            lines = metrics_lines(last=200, step_s=step_s, shift=shift, late=late)
-            facts = {"lines": lines, "steps": 200, "seed": seed, "peak_flops": peaks}
-            write_run(folder / f"{recipe}{seed}", recipe, warm_up=5.0 + late, **facts)
+            fp8 = "fp8" in recipe
+            above, late = 19 + 0.05 * seed + 0.0005 * (seed + 1) * fp8, 40.0 * fp8
+            lines = metrics_lines(last=200, step_s=step_s, shift=above, late=late)
+            write_run(folder / f"{recipe}{seed}", recipe, steps=200, seed=seed, lines=lines,
+                      warm_up=5.0 + late, peak_flops={"bf16": 2e9, "fp8": 4e9})  # fmt: skip
     return folder
 
 
-def write_resumed_run(path, **manifest) -> Path:
-    """A run whose first process was killed after step 25 and whose second went on from a checkpoint
-    of step 20."""
-    killed = metrics_lines(last=25)
-    write_run(
-        path, lines=killed[:20] + metrics_lines(first=21, last=40), steps=40, attempt=2, **manifest
-    )
-    write_run(path / "attempt1", lines=killed, steps=40, status="running", attempt=1, **manifest)
-    return path
-
-
 def change_json(path, **values) -> None:
-    """Values of a JSON file."""
+    """Change values of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values) -> None:
-    """Values in a JSON file of the runs `runs`SEED of a study."""
+    """Change values in a JSON file of the runs `runs`SEED of a study."""
     for seed in seeds:
         change_json(folder / f"{runs}{seed}" / name, **values)

@@ -57,43 +57,48 @@ LIMITS = {
 }
 """Values of torchtitan's keys, where they are fewer than torchtitan's."""
 
-LEFT_OUT = (
-    "job.",
-    "profiling.save_",
-    "metrics.save_tb_folder",
-    "model.name",
-    "model.converters",
-    "model.tokenizer_path",
-    "optimizer.early_step_in_backward",
-    "training.enable_cpu_offload",
-    "training.gc_debug",
-    "parallelism.tensor_",
-    "parallelism.pipeline_",
-    "parallelism.context_",
-    "parallelism.expert_",
-    "parallelism.disable_loss_parallel",
-    "parallelism.enable_async_tensor_parallel",
-    "parallelism.module_fqns_per_model_part",
-    "checkpoint.folder",
-    "checkpoint.enable_ft_",
-    "checkpoint.initial_load_in_hf",
-    "checkpoint.last_save_in_hf",
-    "checkpoint.load_",
-    "checkpoint.exclude_from_loading",
-    "checkpoint.create_seed_checkpoint",
-    "compile.artifacts_dir",
-    "quantize.linear.mx",
-    "quantize.grouped_mm",
-    "comm.save_",
-    "comm.mode",
-    "debug.moe_",
-    "memory_estimation",
-    "fault_tolerance",
-    "experimental",
-    "validation",
-)
-"""torchtitan's keys that no recipe sets, by how they begin: the run sets them, they follow from
-other keys, would run code that the recipe names, or are not supported."""
+NOT_BUILT = "not supported: FSDP shards the model instead; leave it out"
+NOT_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
+IN_FOLDER = "always in the run's folder, which is --out; leave it out"
+UNUSED = "not supported; leave it out"
+LEFT_OUT = {
+    "job.": "a run's folder is --out, its line the recipe's `description`; leave it out",
+    "profiling.save_": IN_FOLDER,
+    "metrics.save_tb_folder": IN_FOLDER,
+    "model.name": "follows from model.flavor; leave it out",
+    "model.converters": "follows from quantize.linear.float8; leave it out",
+    "model.tokenizer_path": "is model.hf_assets_path",
+    "optimizer.early_step_in_backward": "would leave no gradients to look at; leave it out",
+    "training.enable_cpu_offload": UNUSED,
+    "training.gc_debug": UNUSED,
+    "parallelism.tensor_": "compiled, its backward pass fails in torch 2.13, with "
+    "and without FP8; leave it out: FSDP shards the model instead",
+    "parallelism.pipeline_": NOT_BUILT,
+    "parallelism.context_": NOT_BUILT,
+    "parallelism.expert_": NOT_BUILT,
+    "parallelism.disable_loss_parallel": NOT_BUILT,
+    "parallelism.enable_async_tensor_parallel": NOT_BUILT,
+    "parallelism.module_fqns_per_model_part": NOT_BUILT,
+    "checkpoint.folder": IN_FOLDER,
+    "checkpoint.enable_ft_": UNUSED,
+    "checkpoint.initial_load_in_hf": UNUSED,
+    "checkpoint.last_save_in_hf": UNUSED,
+    "checkpoint.load_": UNUSED,
+    "checkpoint.exclude_from_loading": UNUSED,
+    "checkpoint.create_seed_checkpoint": UNUSED,
+    "compile.artifacts_dir": "PyTorch keeps compiled kernels, in $TORCHINDUCTOR_CACHE_DIR; "
+    "leave it out",
+    "quantize.linear.mx": NOT_FLOAT8,
+    "quantize.grouped_mm": NOT_FLOAT8,
+    "comm.save_": IN_FOLDER,
+    "comm.mode": UNUSED,
+    "debug.moe_": UNUSED,
+    "memory_estimation": UNUSED,
+    "fault_tolerance": UNUSED,
+    "experimental": "would run code that the recipe names; leave it out",
+    "validation": UNUSED,
+}
+"""torchtitan's keys that no recipe sets, by how they begin, and what to do instead."""
 
 
 class Sizes:
@@ -200,7 +205,7 @@ def finish(cls: type, path: str = "") -> type:
     """
     for key in fields(cls.__base__) if is_dataclass(cls.__base__) else ():
         name = f"{path}{key.name}"
-        if name.startswith(LEFT_OUT):
+        if name.startswith(tuple(LEFT_OUT)):
             cls.__annotations__[key.name] = ClassVar
             setattr(cls, key.name, getattr(cls.__base__(), key.name))
         elif name in LIMITS:

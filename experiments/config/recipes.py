@@ -195,7 +195,8 @@ def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
 
     Raises `InputError` with a line for each wrong key.
     """
-    from experiments.config.keys import Config, contradictions, validator  # torch: not for lists
+    # torch: not for lists
+    from experiments.config.keys import LEFT_OUT, Config, contradictions, validator
 
     own = [(name, extension.Keys) for name, extension in extensions.items()]
     sections = asdict(Config())
@@ -203,7 +204,7 @@ def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
     for name, section in own:
         known += [f"{name}.{key.name}" for key in fields(section)]
     check = validator(*own).validate_json
-    config = validated(check, json.dumps(nested(keys)), keys, known)
+    config = validated(check, json.dumps(nested(keys)), keys, known, LEFT_OUT)
     found = contradictions(config)
     for extension in extensions.values():
         if hasattr(extension, "contradictions"):

@@ -5,8 +5,9 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -80,7 +81,10 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
             keys.setdefault(section, Given({}, origin))
         if isinstance(node, yaml.MappingNode):
             for name, below in node.value:
-                take(below, f"{path}.{name.value}".lstrip("."), name.start_mark.line + 1)
+                key = f"{path}.{name.value}".lstrip(".")
+                if key in keys:
+                    raise ValueError(f"{key} stands here twice")
+                take(below, key, name.start_mark.line + 1)
         else:
             keys[path] = Given(loader.construct_object(node, deep=True), origin)
             json.dumps(keys[path].value)  # which is how pydantic takes it
@@ -140,10 +144,20 @@ def refusal(keys: Keys, found: Iterable[tuple[str, str]]) -> InputError:
     return InputError("\n".join(lines))
 
 
-def validated(check: Callable, data: dict | str, keys: Keys, known: Iterable[str] = ()) -> Any:
+def validated(
+    check: Callable,
+    data: dict | str,
+    keys: Keys,
+    known: Iterable[str] = (),
+    left_out: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
     """Return what pydantic's `check` makes of `data`, made of `keys`.
 
-    Raises `InputError` for the keys that it refuses; `known` are those that there are.
+    Raises `InputError` for the keys that it refuses.
+
+    Args:
+        known: the keys that there are.
+        left_out: what to do instead of a key, by how such keys begin.
     """
     try:
         return check(data)
@@ -155,7 +169,11 @@ def validated(check: Callable, data: dict | str, keys: Keys, known: Iterable[str
         while "." in key and key not in keys and detail["type"] != "missing":
             key = key.rpartition(".")[0]  # without list indices and members of a union
         by_key.setdefault(key, []).append(detail)
-    raise refusal(keys, [(key, _sentence(key, all_, known)) for key, all_ in by_key.items()])
+    found = {key: _sentence(key, details, known) for key, details in by_key.items()}
+    for key, (start, instead) in itertools.product(found, left_out.items()):
+        if key.startswith(start):
+            found[key] = instead
+    raise refusal(keys, found.items())
 
 
 def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
@@ -164,7 +182,7 @@ def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{did_you_mean(key, known)}There is no such key here, and no extension that has it"
+        return f"{did_you_mean(key, known)}There is no such key, and no extension that has it"
     words = [detail["msg"].removeprefix("Input ") for detail in details]
     return f"{' or '.join(words)}, got {value!r:.80}"
 

@@ -67,7 +67,11 @@ def read_windows(path: Path) -> list[Window]:
     `RecordError`."""
     content = path.read_bytes() if path.exists() else b""
     lines = content.split(b"\n")[:-1]
-    return [_validated(Window, line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
+    windows = [_validated(Window, line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
+    steps = [window.step for window in windows]
+    if steps != sorted(set(steps)):
+        raise RecordError(f"{path}: step: the steps of its lines do not ascend")
+    return windows
 
 
 def _validated(model: type[AnyRecord], content: bytes, place: str) -> AnyRecord:

@@ -1,78 +1,64 @@
-"""How often the analysis is wrong, and what it misses: studies with known truth by the thousand.
+"""How often the analysis is wrong, and what it misses: studies with known truth by the hundred.
 
-    python -m tests.analysis.coverage --studies 1000
+    python -m tests.analysis.coverage
 
 Coverage must be about 95 %, a false "faster" at most 2.5 %, a false "the same" at most 5 %. The
 other shares are the power: how often a fault of that size is told.
 """
 
-import argparse
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
-import pandas as pd
+from analysis.comparison import Finding, compare
+from analysis.losses import SAME, TOLERANCE
+from analysis.study import read_study
+from tests.analysis.planted import NAMES, study
 
-from analysis.agreement import speed_up
-from analysis.losses import SAME, verdict
-from tests.analysis.formulas import run
-
-STEPS = 200
-STARTS = 0.003  # standard deviation of the speeds of processes of one recipe
-NOISE = 0.02  # of step times
-PAIRED = 0.2  # of the differences of paired losses, in margins
-MARGIN = 0.0025 * 3.0
+STUDIES = 150  # of each kind, of 3 runs of each recipe
+USUAL = {"recipes": "CT", "steps": 200, "sd": 0.02, "rho": 0.0, "pair": 0.0015}
 
 
-def study(random: np.random.Generator, ratio: float, runs: int, slow=1.0, loss=0.0):
-    """Runs of FP8 and of bf16.
-
-    Args:
-        slow: factors of FP8's step times (runs or 1, steps or 1).
-        loss: how far FP8 ends above, in margins.
-    """
-    starts, noise = (np.exp(STARTS * random.normal(size=(2, runs, 1))),
-                     np.exp(NOISE * random.normal(size=(2, runs, STEPS))))  # fmt: skip
-    seconds = 0.5 * starts * noise
-    seconds[0] *= slow / ratio
-    levels = 3.0 + 0.05 * random.normal(size=runs)
-    above = MARGIN * (loss + PAIRED * random.normal(size=runs))
-    return (
-        [run("a", k, seconds[0, k], levels[k] + above[k], STEPS) for k in range(runs)],
-        [run("b", k, seconds[1, k], levels[k], STEPS) for k in range(runs)],
-    )
+def fp8(**effects: dict) -> list[dict]:
+    """Change all runs in FP8."""
+    return [{"runs": ["T/*"]} | effects]
 
 
-def simulate(studies: int, runs: int) -> pd.Series:
-    """Simulate so many studies of each kind; returns shares of them."""
-    random, found = np.random.default_rng(0), []
-    late = np.outer(np.arange(runs) == 0, np.arange(STEPS) >= STEPS // 2)  # of one run
-    slowing = {
-        "FP8 that slows by 10 % over the run is told": np.linspace(0.95, 1.05, STEPS),
-        "FP8 that slows by 20 % over the run is told": np.linspace(0.9, 1.1, STEPS),
-        "one FP8 run that slows by 30 % in its second half is told": 1 + 0.3 * late,
-    }
-    for _ in range(studies):
-        faster, equal = (speed_up(*study(random, ratio, runs)) for ratio in (1.1, 1.0))
-        at_margin = verdict(*study(random, 1.1, runs, loss=1.0))
-        of_study = {
-            "the interval covers the true ratio": faster.ratio.low < 1.1 < faster.ratio.high,
-            '"faster" is said of a recipe that is not': equal.ratio.low > 1,
-            '"the same" is said at the margin': at_margin.word == SAME,
-            "a sound lead of 1.1 gets a caveat": bool(faster.caveats),
-        }
-        for what, slow in slowing.items():
-            of_study[what] = bool(speed_up(*study(random, 1.2, runs, slow)).caveats)
-        found.append(of_study)
-    return pd.DataFrame(found).mean()
+def told(found: Finding) -> bool:
+    """Whether something contradicts the ratio."""
+    return bool(found.speed.caveats)
+
+
+SLOWING = {"by": 0.1, "grow": 200}  # the lead is 1.2 in the mean
+LATE = {"runs": ["T/0"], "seconds": {"by": 0.3, "steps": [101, 200]}}
+KINDS: dict[str, tuple[float, list[dict], Callable[[Finding], bool]]] = {
+    "the interval covers the true ratio": (
+        1.1, [], lambda found: found.speed.ratio.low < 1.1 < found.speed.ratio.high),
+    '"faster" is said of a recipe that is not': (
+        1.0, [], lambda found: found.speed.ratio.low > 1),
+    '"the same" is said at the margin': (
+        1.1, fp8(losses={"by": TOLERANCE}), lambda found: found.loss.word == SAME),
+    "a sound lead of 1.1 gets a caveat": (
+        1.1, [], told),
+    "FP8 that slows by 10 % over the run is told": (
+        1.26, fp8(seconds=SLOWING), told),
+    "FP8 that slows by 20 % over the run is told": (
+        1.32, fp8(seconds=SLOWING | {"by": 0.2}), told),
+    "one FP8 run that slows by 30 % in its second half is told": (
+        1.2, [LATE], told),
+}  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--studies", type=int, default=1000, help="of each kind (default: 1000)")
-    parser.add_argument("--runs", type=int, default=3, help="of each recipe (default: 3)")
-    args = parser.parse_args()
-    print(f"{args.studies:,} studies of {args.runs} runs of each recipe")
-    for what, share in simulate(args.studies, args.runs).items():
-        print(f"{share:7.1%}  {what}")
+    print(f"{STUDIES} studies of each kind")
+    for what, (ratio, changes, holds) in KINDS.items():
+        count = 0
+        for number in range(STUDIES):
+            with TemporaryDirectory() as folder:
+                words = USUAL | {"speed": {"T": ratio}, "changes": changes}
+                written = study(Path(folder) / f"{what} {number}", **words)
+                count += holds(compare(read_study(written)).findings[NAMES["T"]])
+        print(f"{count / STUDIES:7.1%}  {what}")
 
 
 if __name__ == "__main__":

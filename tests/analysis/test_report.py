@@ -10,7 +10,7 @@ from analysis.comparison import compare
 from analysis.report import main
 from analysis.study import read_study
 from analysis.table import cost_by_steps, recipe_table, run_table
-from tests.analysis.planted import write
+from tests.analysis.planted import study
 from tests.make_runs import change, metrics_lines, write_run, write_study
 
 FP8 = "tensorwise_fp8_compiled"
@@ -51,11 +51,11 @@ def test_what_was_trained_is_said(tmp_path):
 def test_page_and_json(tmp_path, capsys):
     """The page has the answer and what was trained before the table, its evidence folded, and
     fetches nothing. What looks like markup is none."""
-    study, whole, figures = tmp_path / "runs", tmp_path / "page.html", tmp_path / "report.json"
-    write_study(study)
+    folder, whole, figures = tmp_path / "runs", tmp_path / "page.html", tmp_path / "report.json"
+    write_study(folder)
     bad = {"status": "failed", "error": "a <b>bad</b> [red] day"}
-    write_run(study / "broken", "rowwise_fp8_compiled", **bad)
-    assert main([str(study), "--html", str(whole), "--json", str(figures), "--verbose"]) == 0
+    write_run(folder / "broken", "rowwise_fp8_compiled", **bad)
+    assert main([str(folder), "--html", str(whole), "--json", str(figures), "--verbose"]) == 0
     html, found, printed = whole.read_text(), json.loads(figures.read_text()), capsys.readouterr()
     order = "<h1>|<p>|Trained: |<h2>|over compiled|<h2>Figures|<svg|<h2>Evidence|rests on|Each run"
     places = [html.index(words) for words in order.split("|")]
@@ -71,8 +71,8 @@ def test_page_and_json(tmp_path, capsys):
 
 
 def test_how_many_runs_would_tell_is_said(tmp_path):
-    write("b05_two_seeds_noisy", tmp_path)
-    comparison = compare(read_study(tmp_path / "b05_two_seeds_noisy"))
+    noisy = study(tmp_path / "b05_two_seeds_noisy", seeds=2, start_spread=0.08)
+    comparison = compare(read_study(noisy))
     assert comparison.best.outcome == "cannot_tell"
     assert f"about {comparison.best.speed.runs_needed} runs of each" in answer(comparison)[1]
 
