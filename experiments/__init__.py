@@ -23,7 +23,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
       training/attempt.py            the run from here to its end
       training/run_directory.py      its folder, and the checkpoint that it may go on from
       training/trainer.py            `Trainer.train_step`, with the loader of corpus/rows.py,
-                                     checkpoint.py, metrics.py, traces.py, models/optimizer.py,
+                                     checkpoint.py, metrics.py, models/optimizer.py,
                                      and proof.py with matmuls.py; forward and backward are
                                      torchtitan's
 """

@@ -14,7 +14,7 @@ from experiments.jobs.screen import describe, display
 from experiments.records import files
 from experiments.records.files import run_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
-from experiments.training.machine import Finding, less_memory
+from experiments.training.machine import LESS_MEMORY, Finding
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.run_directory import RunDirectory
@@ -23,13 +23,11 @@ from models.errors import InputError
 
 
 class End(NamedTuple):
-    """Status and error sentence for the manifest, exit code, and whether all of the run's processes
-    end so."""
+    """Status for the manifest, exit code, error sentence."""
 
     status: str
-    error: str | None
     code: int
-    together: bool = False
+    error: str | None = None
 
 
 def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> int:
@@ -39,8 +37,7 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> in
     """
     be_alone()
     out = out or run_folder(plan.recipe.name, plan.config.debug.seed)
-    directory = RunDirectory(out, plan)
-    end = train(plan, findings, out, directory, stop)
+    end = train(plan, findings, out, RunDirectory(out, plan), stop)
     if dist.is_initialized():
         dist.destroy_process_group()
     return end.code
@@ -56,20 +53,18 @@ def train(
     """Train in this process to the end, whatever it is, and write the records, if there is a
     directory for them; what was found before (`findings`) goes into the log."""
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
-    log = out / LOG if directory else None
-    trainer, end = None, End("completed", None, COMPLETED, together=True)
+    log, after = (out / LOG, directory.step) if directory else (None, 0)
+    trainer, end = None, End("completed", COMPLETED)
     with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
         for topic, finding in findings:
             logging.info(f"{topic}: {finding}")
         try:
             trainer = Trainer(plan, stop)
-            step = trainer.resume()
             if directory:
-                directory.take_over(step)
-                _listen(trainer, directory.path, move_bar)
-            trainer.train()
+                _listen(trainer, out, move_bar)
+            trainer.train(after)
         except (Exception, CheckpointException, KeyboardInterrupt) as error:
-            end = _end(error, plan, stop)
+            end = _end(error, stop)
         if trainer:
             with only_logged("could not close the run cleanly"):
                 if directory:
@@ -82,27 +77,27 @@ def train(
     return end
 
 
-def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
+def _end(error: BaseException, stop: Stop) -> End:
     """Say how a run ends that an exception ended."""
     match error:
         case Interrupted():
-            return End("interrupted", str(error), error.code, together=True)
+            return End("interrupted", error.code, str(error))
         case KeyboardInterrupt():
-            return End("interrupted", f"stopped by {stop.why} before the end of a step", stop.code)
+            return End("interrupted", stop.code, f"stopped by {stop.why} before the end of a step")
         case Diverged():
-            return End("diverged", str(error), DIVERGED, together=True)
+            return End("diverged", DIVERGED, str(error))
         case InputError():
-            return End("failed", str(error), BAD_INPUT)
+            return End("failed", BAD_INPUT, str(error))
         case ProofError():
-            return End("failed", str(error), FAILED)
+            return End("failed", FAILED, str(error))
     logging.error("the run failed", exc_info=error)
     if isinstance(error, torch.OutOfMemoryError):
-        return End("failed", f"the GPU is out of memory: {less_memory(plan.config)}", FAILED)
+        return End("failed", FAILED, f"the GPU is out of memory: {LESS_MEMORY}")
     task = ""
     if isinstance(error, CheckpointException):
         task = "a checkpoint could not be written or read: "
         error, _ = next(iter(error.failures.values()))  # of the first rank, with its traceback
-    return End("failed", f"{task}{type(error).__name__}: {error}".splitlines()[0], FAILED)
+    return End("failed", FAILED, f"{task}{type(error).__name__}: {error}".splitlines()[0])
 
 
 def _listen(trainer: Trainer, path: Path, move_bar) -> None:

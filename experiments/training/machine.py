@@ -20,7 +20,10 @@ from models.flops import memory_finding
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
 HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
-OTHERS = 2**30  # bytes of a GPU in others' use that are reported: a context holds half of it
+LESS_MEMORY = (
+    "recompute activations (overlay `full_recompute`), lower training.local_batch_size, or shard "
+    "over more GPUs"
+)
 SIZES = (
     "no_recompute",
     "full_recompute",
@@ -38,9 +41,6 @@ def check_here(plan: Plan) -> list[Finding]:
     check_driver()
     check_units(plan)
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
-    slow = slow_attention(plan.config)
-    if slow:
-        here += f"; {slow}"
     return [("device", here), ("memory", _check_memory(plan))]
 
 
@@ -75,53 +75,20 @@ def _check_compiler(compiler: str) -> None:
         )
 
 
-def slow_attention(config) -> str | None:
-    """Name a cuDNN older than 9.15, whose attention PyTorch does not take; None if all is well.
-
-    PyTorch prefers cuDNN's attention on GPUs of compute capability 9 and up.
-    """
-    version, other = device.cudnn(), config.model.attention_backend in ("flash", "math")
-    if not version or other or torch.cuda.get_device_capability() < (9, 0):
-        return None
-    if tuple(map(int, version.split("."))) >= (9, 15):
-        return None
-    return (
-        f"cuDNN {version} is older than 9.15, with which PyTorch takes a slower attention: take "
-        "its folder off LD_LIBRARY_PATH, or install a newer nvidia-cudnn"
-    )
-
-
 def _check_memory(plan: Plan) -> str:
     """Compare the estimate with what each device has; an error only far beyond that."""
-    available, held, mend = device.memory_bytes(), "", less_memory(plan.config)
+    available, mend = device.memory_bytes(), LESS_MEMORY
     if device.TYPE == "cpu":
         available /= plan.world_size  # which share it
         mend = "without a GPU, take the small Llama (--overlay cpu)"
     elif plan.world_size == 1:
-        available, _ = torch.cuda.mem_get_info()
-        held = others(available)
-    finding = memory_finding(plan.memory_needed, available) + held
+        available, _ = torch.cuda.mem_get_info()  # other programs may hold some
+    finding = memory_finding(plan.memory_needed, available)
     if plan.memory_needed > HOPELESS * available:
         raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
     return finding
-
-
-def others(free: float) -> str:
-    """Say how many bytes of the GPU other programs hold; empty if hardly any."""
-    held = device.memory_bytes() - free
-    if held < OTHERS:
-        return ""
-    return f", because other programs hold {held / 2**30:.0f} GiB of the GPU (see nvidia-smi)"
-
-
-def less_memory(config) -> str:
-    """Say by which overlay or key a run needs less memory."""
-    recompute = "recompute activations (overlay `full_recompute`), "
-    if config.activation_checkpoint.mode == "full":
-        recompute = ""
-    return f"{recompute}lower training.local_batch_size, or shard over more GPUs"
 
 
 # ---- the size that suits this machine ----
@@ -134,10 +101,12 @@ def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[
         small = "a small Llama of the same architecture, because there is no GPU here"
         return ["cpu"], f"the CPU size, {small}"
     free = device.free_bytes()
-    have = f"{device.name()} has {free / 2**30:.0f} GiB{others(free)}"
     for overlay in SIZES:
         planned = plan(recipes.load(name, [overlay], overrides))
-        need = f"it needs {planned.memory_needed / 2**30:.1f} GiB, and {have}"
+        need = (
+            f"it needs {planned.memory_needed / 2**30:.1f} GiB, and {device.name()} has "
+            f"{free / 2**30:.0f} GiB free"
+        )
         if planned.memory_needed <= MOST * free:
             rows = f"rows of {planned.config.training.seq_len:,} tokens (overlay {overlay})"
             return [overlay], f"{planned.args.describe()}, {rows}, the largest that fits: {need}"

@@ -13,28 +13,18 @@ recomputation it counts once or twice. All else is exact.
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from torch import nn
 
 from experiments.training.plan import Plan
-from models.errors import by_pattern
 
 _FP8_MATMUL = "aten::_scaled_mm"
 # Attention is none of these: bmm, or a kernel of its own.
-_MATMULS = {"aten::mm", "aten::addmm", "aten::_grouped_mm"}
-_ATTENTION = {
-    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
-    "aten::_scaled_dot_product_flash_attention": "flash",
-    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
-    "aten::_scaled_dot_product_efficient_attention": "efficient",
-    "aten::_scaled_dot_product_attention_math": "math",
-}
-# With max-autotune inductor may compile a matmul into a kernel of its own, as
-# triton_tem_fused__scaled_mm_3.
-_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
+_MATMULS = {_FP8_MATMUL, "aten::mm", "aten::addmm", "aten::_grouped_mm"}
+_ATTENTION = re.compile("aten::_scaled_dot_product_(?:attention_)?(cudnn|flash|efficient|math)")
 _COMPILATIONS = {
     "_compile.compile_inner (dynamo_timed)",
     "backward._backward_impl (dynamo_timed)",
@@ -54,7 +44,7 @@ class Matmul(NamedTuple):
 
     @property
     def in_fp8(self) -> bool:
-        return "_scaled_mm" in self.operator
+        return self.operator == _FP8_MATMUL
 
 
 # ---- what ran ----
@@ -79,8 +69,8 @@ def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
 
 def find_attention(events: Iterable) -> str | None:
     """Name whose kernels computed attention; None without any."""
-    names = {_ATTENTION[event.name] for event in events if event.name in _ATTENTION}
-    return ", ".join(sorted(names)) or None
+    found = [_ATTENTION.match(event.name) for event in events]
+    return ", ".join(sorted({match[1] for match in found if match})) or None
 
 
 def _find(events: Iterable) -> list[Matmul]:
@@ -93,9 +83,6 @@ def _find(events: Iterable) -> list[Matmul]:
     for event in events:
         if event.name in _COMPILATIONS:
             continue
-        if event.name == _FP8_MATMUL or _TEMPLATE.match(event.name):
-            found.append(_matmul(event))
-            continue
         called = _find(event.cpu_children)
         if event.name in _MATMULS:
             called = [matmul for matmul in called if matmul.in_fp8] or [_matmul(event)]
@@ -104,44 +91,34 @@ def _find(events: Iterable) -> list[Matmul]:
 
 
 def _matmul(event) -> Matmul:
-    name, shapes, template = event.name, event.input_shapes, _TEMPLATE.match(event.name)
-    if template:  # two operands come first, each perhaps transposed, and the output last
-        name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
-        # Scales of rows have a dimension of 1 and are no matrices.
-        matrices = [shape for shape in shapes if len(shape) == 2 and min(shape) > 1]
-        m, n = matrices[-1]
-        # (m k) (k n) is (m n) times k squared
-        k = math.isqrt(math.prod(matrices[0]) * math.prod(matrices[1]) // (m * n))
-    else:
-        left, right = shapes[name == "aten::addmm" :][:2]  # without addmm's bias
-        # A grouped matmul has the rows of all groups in its left operand.
-        m, k, n = math.prod(left[:-1]), left[-1], right[-1]
+    shapes = event.input_shapes
+    left, right = shapes[event.name == "aten::addmm" :][:2]  # without addmm's bias
+    # A grouped matmul has the rows of all groups in its left operand.
+    shape = math.prod(left[:-1]), left[-1], right[-1]
     column = any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in shapes)
-    return Matmul(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
+    return Matmul(event.name, shape, row_scaled=column and event.name == _FP8_MATMUL)
 
 
 # ---- what must run ----
 
 
-def differences(plan: Plan, layers: dict[str, nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
-    """Name the shapes with too few or too many FP8 matmuls in a step, and the layers that have
-    them; `layers` are those that were converted."""
+def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
+    """Name the shapes with too few or too many FP8 matmuls in a step of the converted layers."""
     tokens = plan.tokens // plan.passes
     recomputes = plan.config.activation_checkpoint.mode != "none"
-    expected, repeated = defaultdict(list), Counter()
-    for name, layer in layers.items():
+    least, repeated = Counter(), Counter()
+    for layer in layers:
         n, k = layer.weight.shape
         shapes = [(tokens, k, n), (tokens, n, k)]
         if plan.fp8.scaling.matmuls == 3 and layer.weight.requires_grad:
             shapes.append((n, tokens, k))
         for shape in shapes:
-            expected[shape].append(name)
+            least[shape] += plan.passes
         repeated[shapes[0]] += plan.passes * recomputes
-    ran, found = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8), []
-    for shape in expected.keys() | ran.keys():
-        least = plan.passes * len(expected[shape])
-        if not least <= ran[shape] <= least + repeated[shape]:
-            where = by_pattern(expected[shape]) or "no converted layer"
+    ran = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8)
+    found = []
+    for shape in least.keys() | ran.keys():
+        if not least[shape] <= ran[shape] <= least[shape] + repeated[shape]:
             sizes = " x ".join(map(str, shape))
-            found.append(f"{ran[shape]} instead of {least} of {sizes} ({where})")
+            found.append(f"{ran[shape]} instead of {least[shape]} of {sizes}")
     return found

@@ -114,33 +114,32 @@ class Proof:
         )
         for check in checks:
             check(self, profiler)
-        wrong = None if self.fp8.emulated else self._find_wrong(matmuls)
-        if wrong:
-            raise ProofError(f"in step {step} {wrong}")
+        if not self.fp8.emulated:
+            self._check(matmuls)
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
-    def _find_wrong(self, matmuls: list[Matmul]) -> str | None:
-        """Say how the matmuls of a step differ from its recipe's; None if they do not."""
-        scaling, scaled = self.fp8.scaling, self.profiled.row_scaled_flops
+    def _check(self, matmuls: list[Matmul]) -> None:
+        """Check that the matmuls of the profiled step are its recipe's."""
+        scaling, step = self.fp8.scaling, f"step {self.profiled.profiled_step}"
         if scaling is None:
-            flops = self.profiled.fp8_flops
-            return f"{flops:.3e} FLOPs ran in FP8, and the step is in bf16" if flops else None
-        differ = differences(self.plan, self.converted, matmuls)
+            if self.profiled.fp8_flops:
+                raise ProofError(f"{step} is in bf16, and matmuls ran in FP8")
+            return
+        differ = differences(self.plan, self.converted.values(), matmuls)
         if differ:
-            return (
-                "not (all) of the FP8 recipe ran in FP8: aten::_scaled_mm ran "
+            raise ProofError(
+                f"not (all) of the FP8 recipe ran in FP8: in {step} aten::_scaled_mm ran "
                 f"{'; '.join(differ[:3])} (M x K x N)"
             )
-        if bool(scaled) != scaling.by_rows:
-            return (
-                f"{scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's scaling is "
-                f"{self.fp8.recipe_name}"
+        if bool(self.profiled.row_scaled_flops) != scaling.by_rows:
+            raise ProofError(
+                f"the recipe's scaling is {self.fp8.recipe_name}, and in {step} FP8 matmuls had "
+                f"{'one scale' if scaling.by_rows else 'a scale for each row'} of an operand"
             )
-        return None
 
     # ---- claim 3: parameters move ----
 

@@ -3,8 +3,6 @@
 What the files hold is in experiments/records/run.py.
 """
 
-import hashlib
-import json
 import os
 import platform
 import shlex
@@ -12,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -24,43 +21,39 @@ from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder
 from experiments.training import checkpoint
-from experiments.training.plan import Plan, to_yaml
+from experiments.training.plan import Plan, digest, digest_of, to_yaml
 from models import device
 from models.architectures import label
 from models.errors import InputError
 
-_MARKS = (records.RECIPE, records.MANIFEST)  # one of them is in every run directory
 # The manifest last: a start that is killed while it moves them is repeated
 _MOVED = (records.METRICS, records.TIMING, records.PROOF, records.MANIFEST)
 VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 
 
 class RunDirectory:
-    """A run directory that no other live process writes to."""
+    """A run directory that no other live process writes to.
+
+    `step` is that of the checkpoint which the run goes on from; 0: none.
+    """
 
     def __init__(self, path: Path, plan: Plan):
         """Lock the directory, set the records of an unfinished run aside, write recipe and
         manifest.
 
-        Raises `InputError` if the directory holds something else than this run unfinished, if
-        another live process holds it, and if it cannot be written; then nothing in it has changed.
+        Raises `InputError` if the directory holds something else than this run unfinished, and if
+        another live process holds it; then no record in it has changed. Raises OSError.
         """
-        check_folder(path, "run", *_MARKS)
+        check_folder(path, "run", records.RECIPE, records.MANIFEST)
         self.path, self._lock = path, lock_folder(path, "run")
-        try:  # recipe and log first: a full disk stops here
-            earlier = _check(path, plan)
-            files.write_whole(path / records.RECIPE, to_yaml(plan))
-            (path / records.LOG).touch()
-            attempt = self._set_aside(earlier)
-            self.manifest = _manifest(plan, attempt, path)
-            files.write(path / records.MANIFEST, self.manifest)
-        except InputError:
-            self._lock.close()
-            raise
-        except OSError as error:
-            self._lock.close()
-            mend = "make room, or choose another --out"
-            raise InputError(f"{path}: {error.strerror}: {mend}") from None
+        earlier = _check(path, plan)
+        self.step = _find_step(path, plan)
+        files.write_whole(path / records.RECIPE, to_yaml(plan))
+        (path / records.LOG).touch()  # recipe and log first: a full disk stops here
+        attempt = self._set_aside(earlier)
+        self.manifest = _manifest(plan, attempt, path)
+        files.write(path / records.MANIFEST, self.manifest)
+        self._take_over(attempt - 1)
 
     def _set_aside(self, earlier: records.Manifest | None) -> int:
         """Move the records of an unfinished attempt to attempt<k>/; return the next number."""
@@ -74,16 +67,15 @@ class RunDirectory:
             (self.path / name).rename(aside / name)
         return attempt + 1
 
-    def take_over(self, step: int) -> None:
-        """Go on from the checkpoint of `step` (0: none) with what an earlier attempt recorded.
+    def _take_over(self, attempts: int) -> None:
+        """Copy what earlier attempts recorded up to the checkpoint: the windows, and the proof.
 
-        Takes the windows up to `step` and the proof. An attempt that trains far enough writes a
-        proof of its own.
+        An attempt that trains far enough writes a proof of its own.
         """
-        for attempt in range(self.manifest.attempt - 1, 0, -1):
+        for attempt in range(attempts, 0, -1):
             earlier = self.path / records.ATTEMPT.format(attempt)
             windows = files.read_windows(earlier / records.METRICS)
-            taken = [window for window in windows if window.step <= step]
+            taken = [window for window in windows if window.step <= self.step]
             if taken:  # an attempt that died before its first step has none
                 files.write_whole(self.path / records.METRICS, "".join(map(files.line, taken)))
                 if (earlier / records.PROOF).exists():
@@ -98,19 +90,7 @@ class RunDirectory:
         self._lock.close()
 
 
-# ---- whose a directory and its checkpoints are ----
-
-
-def identity(plan: Plan) -> str:
-    """Name what a checkpoint's numbers depend on."""
-    return f"recipe {_of_recipe(plan.recipe)}, data {plan.token_file.path.name}"
-
-
-def _of_recipe(recipe: recipes.Recipe) -> str:
-    """Digest the keys of a run, but for how long it is."""
-    sections = asdict(recipe.config)
-    del sections["job"], sections["training"]["steps"]
-    return _digest(json.dumps(sections, sort_keys=True))
+# ---- whose a directory is ----
 
 
 def _check(path: Path, plan: Plan) -> records.Manifest | None:
@@ -120,11 +100,10 @@ def _check(path: Path, plan: Plan) -> records.Manifest | None:
     try:
         earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
     except files.RecordError as error:
-        raise _damaged(path, error) from None
+        mend = "move it away to go on with the run, or choose another --out"
+        raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
-    if plan.config.checkpoint.enable:
-        check_resume(path / records.CHECKPOINT, identity(plan), plan.config.training.steps)
     return earlier
 
 
@@ -134,49 +113,22 @@ def check_recipe(path: Path, plan: Plan) -> None:
     Raises `InputError`.
     """
     file = path / records.RECIPE
-    if not file.exists():
-        return
-    try:
-        before = recipes.load(str(file))
-    except InputError as error:
-        raise _damaged(path, error) from None
-    if _of_recipe(before) != _of_recipe(plan.recipe):
+    if file.exists() and digest_of(recipes.load(str(file))) != digest_of(plan.recipe):
         raise InputError(
             f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
             "seed and keys to go on with it, or choose another --out"
         )
 
 
-def _damaged(path: Path, error: Exception) -> InputError:
-    mend = "move it away to go on with the run, or choose another --out"
-    return InputError(f"{path} holds a damaged record: {mend}:\n{error}")
-
-
-def check_resume(folder: Path, expected: str, last: int) -> None:
-    """Check that a run up to step `last` may go on from the newest checkpoint of a folder.
-
-    `expected` is the run's `identity`. Raises `InputError`. Damaged checkpoints are left to
-    `Checkpoints.load`.
-    """
-    mend = f"move {folder} away, or choose another --out"
-    if folder.is_symlink():
-        raise InputError(f"{folder} is a link, and a run deletes nothing outside: {mend}")
-    for step in reversed(checkpoint.steps(folder)):
-        path = folder / f"step-{step}"
-        try:
-            found = checkpoint.identity(path)
-        except KeyError:
-            found = "none of a run"
-        except Exception:  # noqa: S112  # whatever reading damaged files raises
-            continue
-        if step > last:
-            raise InputError(f"{path} is beyond training.steps={last}: raise it, {mend}")
-        if found != expected:
-            raise InputError(
-                f"{path} is of another run ({found} there, {expected} here): give the data and "
-                f"keys that it was made with, {mend}"
-            )
-        return
+def _find_step(path: Path, plan: Plan) -> int:
+    """Find the step of the checkpoint to go on from; 0: none. Raises `InputError`."""
+    keys, step = plan.config.checkpoint, 0
+    if keys.enable:
+        folder = path / records.CHECKPOINT
+        step = checkpoint.newest(folder, plan.identity, plan.config.training.steps)
+        if not step and keys.initial_load_path:
+            checkpoint.check_first_weights(keys.initial_load_path)
+    return step
 
 
 # ---- what a run says of itself ----
@@ -199,7 +151,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         python=platform.python_version(),
         packages={name: packages[name] for name in VERSIONS},
         environment=_write_environment(path, environment),
-        git={"commit": commit and commit.strip(), "changes": diff and _digest(diff)},
+        git={"commit": commit and commit.strip(), "changes": diff and digest(diff)},
         recipe=recipe.name,
         base=recipe.made.base,
         overlays=recipe.made.overlays,
@@ -226,16 +178,12 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
 def _write_environment(path: Path, environment: records.Environment) -> str:
     """Write the environment file, of a study's runs once into its folder; return its name."""
     text = environment.model_dump_json(indent=2) + "\n"
-    name = records.ENVIRONMENT.format(_digest(text))
+    name = records.ENVIRONMENT.format(digest(text))
     above = path.absolute().parent.parent  # the study's folder is above the recipe's
     folder = above if (above / records.STUDY_FILE).exists() else path
     if not (folder / name).exists():
         files.write_whole(folder / name, text)
     return name
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _git(*arguments: str) -> str | None:

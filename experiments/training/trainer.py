@@ -25,15 +25,12 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 from experiments.corpus.rows import Loader
 from experiments.jobs.command import Interrupted, Stop
 from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
-from experiments.training import traces
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter, alone
+from experiments.training.metrics import TIMELINE, Meter, alone, end_traced_step, tracer
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
-from experiments.training.run_directory import identity
 from models import float8, optimizer
 from models.architectures import architecture, parallelize, train_spec
-from models.device import local
 
 # Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
 PROFILED = 3
@@ -59,30 +56,24 @@ def be_alone() -> None:
 # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
 
-class Converter:
-    """Swaps linear layers of the model, which is there without weights, for FP8 layers."""
-
-    def __init__(self, plan: Plan, *_):  # torchtitan's: the configuration, which the plan has
-        self.plan = plan
-
-    def convert(self, model: torch.nn.Module) -> None:
-        TIMELINE.mark("model_build")
-        self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
-        TIMELINE.mark("conversion")
-
-    def post_optimizer_hook(self, model_parts: list) -> None:
-        """Called by torchtitan after a step: nothing is left to do."""
-
-
 def _train_spec(plan: Plan):
-    """Say how torchtitan builds the other parts of a run."""
+    """Say how torchtitan builds the parts of a run."""
     return train_spec(
         plan.config,
         model_cls=architecture(plan.config).model,
-        build_optimizers_fn=partial(_build_optimizers, plan),
         build_dataloader_fn=None,  # built with the token file, below
-        parallelize_fn=partial(parallelize, shard=plan.recipe.hook("parallelize")),
+        parallelize_fn=partial(_convert, plan),
+        build_optimizers_fn=partial(_build_optimizers, plan),
     )
+
+
+def _convert(plan: Plan, model: torch.nn.Module, *others) -> torch.nn.Module:
+    """Swap linear layers of the model, which is there without weights, for FP8 layers; recompute,
+    compile and shard it."""
+    TIMELINE.mark("model_build")
+    plan.recipe.hook("convert", float8.convert)(model, plan)
+    TIMELINE.mark("conversion")
+    return parallelize(model, *others, shard=plan.recipe.hook("parallelize"))
 
 
 def _build_optimizers(plan: Plan, *parts):
@@ -103,12 +94,12 @@ class Trainer(titan.Trainer):
         config, hook = plan.config, plan.recipe.hook
 
         # In here, in this order: process group, model on the meta device, FP8 conversion,
-        # recomputation, compilation and sharding (`parallelize` in models/architectures.py),
-        # weights, optimizer, schedule, checkpoints.
-        with (  # torchtitan has no hook for the second, and registries for all runs for the others
-            patch.object(titan, "build_model_converters", partial(Converter, plan)),
-            patch.object(titan, "CheckpointManager", hook("Checkpoints", Checkpoints)),
+        # recomputation, compilation and sharding, weights, optimizer, schedule, checkpoints.
+        # torchtitan has a registry for all runs instead of the first patch, and no hook for the
+        # other one.
+        with (
             patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
+            patch.object(titan, "CheckpointManager", Checkpoints),
         ):
             super().__init__(config)
         if config.training.dtype == config.training.mixed_precision_param:
@@ -123,7 +114,6 @@ class Trainer(titan.Trainer):
         self.first_step = 1  # of this process
         self.timing: Timing | None = None  # until that step has ended
         self._stop_code = 0
-        self._disturbed_after = 0  # the last step that ended with a checkpoint or in a trace
         TIMELINE.mark("optimizer")
 
     def on_step(self, step: int) -> None:
@@ -132,23 +122,20 @@ class Trainer(titan.Trainer):
     def on_window(self, window: Window) -> None:
         """Called when a log window has ended."""
 
-    def resume(self) -> int:
-        """Load the newest whole checkpoint; return its step, 0 if there is none."""
-        self.checkpointer.load()
-        self.first_step = self.step + 1
-        return self.step
-
-    def train(self) -> None:
-        """Train to the last step.
+    def train(self, after: int = 0) -> None:
+        """Train to the last step, after that of a checkpoint; 0: there is none.
 
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
+        after = int(self.combine(torch.tensor(after), "max"))  # only one process may have looked
+        self.checkpointer.load(after or -1)  # -1: perhaps the first weights
+        self.first_step = self.step + 1
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
-        with snapshots as memory, traces.tracer(config, self.step, skip=PROFILED - 1) as trace:
+        with snapshots as memory, tracer(config, self.step, skip=PROFILED - 1) as trace:
             batches = self.batch_generator(self.dataloader)
             while self.step < last:
                 self.step += 1
@@ -157,14 +144,20 @@ class Trainer(titan.Trainer):
                 self.checkpointer.save(self.step, last_step=self.step == last)
                 if memory:
                     memory.step()
-                if trace and traces.end_step(trace):
-                    self._disturbed_after = self.step
+                if trace and end_traced_step(trace):
+                    self._disturb_next_step()
                 self.stop.deferred = True  # a request to stop waits for the end of a step
                 if self._stop_code:
-                    saved = self.checkpointer.enable
-                    kept = "a checkpoint was saved" if saved else "checkpoints are not enabled"
-                    why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
-                    raise Interrupted(self._stop_code, f"{why}, {kept}")
+                    self._interrupt()
+
+    def _interrupt(self) -> None:
+        """End a run that is asked to stop, once its checkpoint is written."""
+        kept = "checkpoints are not enabled"
+        if self.checkpointer.enable:
+            self.checkpointer._async_wait()
+            kept = "a checkpoint was saved"
+        why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
+        raise Interrupted(self._stop_code, f"{why}, {kept}")
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log window if it is the window's last one."""
@@ -207,15 +200,15 @@ class Trainer(titan.Trainer):
             device.synchronize()
             self.timing = TIMELINE.end_first_step()
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
-        steady = self.step >= self._settled and self.step > self._disturbed_after + 1
-        self.meter.end_step(self.step, loss, valid, steady)
+        self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
         self.on_step(self.step)
 
         self._stop_code = 0 if last else stop_code
-        self.checkpointer.asked = self._stop_code > 0
+        if self._stop_code:
+            self.checkpointer.interval = self.step  # so that one is saved now
         saves = self.checkpointer._should_save(self.step)
         if saves:
-            self._disturbed_after = self.step
+            self._disturb_next_step()
         # A window ends also where a checkpoint is saved: a resume loses no step
         ends = last or saves or self._stop_code or not math.isfinite(norm)
         if ends or self.metrics_processor.should_log(self.step):
@@ -227,7 +220,11 @@ class Trainer(titan.Trainer):
         """Begin a stretch of steps that do the same work, from this one to `last`: one of them is
         profiled, and the first are not steady."""
         self.profiled_step = min(self.step + PROFILED - 1, last)
-        self._settled = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
+        self._steady_from = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
+
+    def _disturb_next_step(self) -> None:
+        """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
+        self._steady_from = max(self._steady_from, self.step + 2)
 
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
         """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
@@ -238,21 +235,10 @@ class Trainer(titan.Trainer):
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
         if window.grad_norm is None:
-            raise Diverged(f"the gradient norm was not finite in step {self.step}, {self._why()}")
+            raise Diverged(f"the gradient norm was not finite in step {self.step}")
         largest = float(self.combine(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
         self.metrics_processor.log(self.step, window.losses[-1], largest, norm, curves)
-
-    def _why(self) -> str:
-        """Name parameters whose gradient is not finite."""
-        names = []
-        for name, parameter in self.proof.trainable.items():
-            broken = torch.tensor(int(not local(parameter.grad).isfinite().all()))
-            if self.combine(broken, "max"):
-                names.append(name)
-        if not names:
-            return "and each gradient is: their squares add up to more than the dtype holds"
-        return f"nor the gradients of {', '.join(names[:3])} ({len(names)} in all)"
 
     def notes(self) -> list[str]:
         """Say what a reader of this run's figures should know."""
@@ -272,7 +258,7 @@ class Trainer(titan.Trainer):
         """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
         whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        ours = {f"random_{dist.get_rank()}": random, "identity": identity(self.plan)}
+        ours = {f"random_{dist.get_rank()}": random, "identity": self.plan.identity}
         return super().state_dict() | ours
 
     def load_state_dict(self, state_dict: dict) -> None:

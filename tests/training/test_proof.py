@@ -40,11 +40,7 @@ class Run:
         self.config.activation_checkpoint.mode = "none"
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
-        self.plan = Plan(
-            recipe=Recipe("test", "", self.config),
-            world_size=1, args=None, flops_per_token=0, fp8=fp8, passes=1, shards=1,
-            memory={},
-        )  # fmt: skip
+        self.plan = Plan(Recipe("test", "", self.config), args=None, fp8=fp8)
         if convert:
             float8.convert(self.model, self.plan)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
@@ -127,7 +123,7 @@ def promise_rows(run: Run) -> None:
 @pytest.mark.parametrize(
     ("harm", "converted", "sentence"),
     [
-        (promise_rows, True, "had a scale for each row, and the recipe's scaling is rowwise"),
+        (promise_rows, True, "the recipe's scaling is rowwise, .* had one scale"),
         (compile_nothing, True, "torch.compile made no graph"),
         (skip_step, True, "3 parameters did not move"),
         (freeze, True, "ran 3 instead of 4"),
@@ -155,7 +151,7 @@ def test_one_matmul_in_bf16_fails(place, monkeypatch):
         return a.to(dtype) @ b.to(dtype) / (a_scale * b_scale).to(dtype)
 
     monkeypatch.setattr(float8_ops, "addmm_float8_unwrapped", multiply)
-    with pytest.raises(ProofError, match="recipe ran in FP8: .* instead of .* .first, second"):
+    with pytest.raises(ProofError, match="recipe ran in FP8: .* instead of "):
         Run().step()
     assert len(calls) == 6
 
@@ -181,28 +177,13 @@ def test_weights_that_need_not_move():
     assert run.step().parameters.moved_in_first_step == 0
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_flops_of_every_operator(transposed):
-    """Attention's fallback, bmm, is left out.
-
-    With max-autotune a Triton kernel takes an operator's place; it names itself to the profiler,
-    with its arguments. An operand that the graph transposes may be passed as it lies in memory.
-    """
-    m, k, n = 32, 64, 32
-    a, b, out = torch.empty(m, k), torch.empty(k, n), torch.empty(m, n)
-    operands = [a, b.T.contiguous() if transposed else b]
-    kernels = {
-        "triton_tem_fused__scaled_mm_3": [torch.empty(m, 1), torch.empty(1, n)],
-        "triton_tem_fused_mm_t_1": [],
-        "triton_poi_fused_mm_2": [],
-    }
+def test_flops_of_every_operator():
+    """Attention's fallback, bmm, is left out."""
+    m, k, n = 32, 64, 16
+    a, b = torch.empty(m, k), torch.empty(k, n)
     with torch.profiler.profile(record_shapes=True) as profiler:
         a @ b
         torch.addmm(torch.zeros(n), a, b)
         torch.bmm(a.expand(2, m, k), b.expand(2, k, n))
-        for kernel, scales in kernels.items():
-            with torch._C._profiler._RecordFunctionFast(kernel, [*operands, *scales, out], {}):
-                pass
-    names = ("aten::mm", "aten::addmm", "triton _scaled_mm", "triton mm")
     flops = flops_by_operator(find_matmuls(profiler.events()))
-    assert flops == dict.fromkeys(names, 2 * m * k * n)
+    assert flops == dict.fromkeys(("aten::mm", "aten::addmm"), 2 * m * k * n)

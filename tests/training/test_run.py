@@ -14,7 +14,7 @@ from experiments.config.studies import DEFAULT, load
 from experiments.jobs.command import code_of
 from experiments.run import SPINS, main
 from experiments.training import machine
-from experiments.training.machine import check_here, choose_size, slow_attention
+from experiments.training.machine import check_here, choose_size
 from experiments.training.plan import plan
 from models import device, driver
 from models.errors import InputError
@@ -159,19 +159,3 @@ def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
     monkeypatch.setitem(dist.Backend.default_device_backend_map, device.TYPE, "nccl")
     train(recipes.load("baseline", ["cpu"], TINY).config)
     assert dist.get_backend() == "gloo"
-
-
-@pytest.mark.parametrize(
-    ("version", "backend", "warned"),
-    [
-        ("9.10.2", "auto", True),
-        ("9.10.2", "flash", False),
-        ("9.15.1", "auto", False),
-        (None, "auto", False),
-    ],
-)
-def test_a_cudnn_that_is_too_old_is_named(version, backend, warned, monkeypatch):
-    monkeypatch.setattr(device, "cudnn", lambda: version)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    config = recipes.load("baseline", ["h200"], [f"model.attention_backend={backend}"]).config
-    assert bool(slow_attention(config)) == warned
