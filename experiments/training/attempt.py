@@ -9,17 +9,17 @@ import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from experiments.jobs.command import BAD_INPUT, COMPLETED, DIVERGED, FAILED, Interrupted, Stop
+from experiments.jobs.command import COMPLETED, DIVERGED, FAILED, Interrupted, Stop
 from experiments.jobs.screen import describe, display
 from experiments.records import files
 from experiments.records.files import run_folder
 from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
 from experiments.training.machine import LESS_MEMORY, Finding
+from experiments.training.metrics import TIMELINE
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.run_directory import RunDirectory
 from experiments.training.trainer import Diverged, Trainer, be_alone
-from models.errors import InputError
 
 
 class End(NamedTuple):
@@ -86,8 +86,6 @@ def _end(error: BaseException, stop: Stop) -> End:
             return End("interrupted", stop.code, f"stopped by {stop.why} before the end of a step")
         case Diverged():
             return End("diverged", DIVERGED, str(error))
-        case InputError():
-            return End("failed", BAD_INPUT, str(error))
         case ProofError():
             return End("failed", FAILED, str(error))
     logging.error("the run failed", exc_info=error)
@@ -107,7 +105,7 @@ def _listen(trainer: Trainer, path: Path, move_bar) -> None:
     def on_step(step: int) -> None:
         move_bar(completed=step)
         if step == trainer.first_step:
-            files.write(path / TIMING, trainer.timing)
+            files.write(path / TIMING, TIMELINE.end_first_step())
         if step == trainer.profiled_step:
             files.write(path / PROOF, evidence(trainer))
 

@@ -45,10 +45,9 @@ def newest(folder: Path, identity: str, last: int) -> int:
     delete_unfinished(folder)
     mend = f"move {folder} away, or choose another --out"
     for step, path in sorted(_found(folder).items(), reverse=True):
-        try:
-            check(path)
-        except Exception as error:  # whatever reading damaged files raises
-            _set_aside(path, error)
+        damage = find_damage(path)
+        if damage:
+            _set_aside(path, damage)
             continue
         if step > last:
             raise InputError(f"{path} is beyond training.steps={last}: raise it, {mend}")
@@ -62,16 +61,6 @@ def newest(folder: Path, identity: str, last: int) -> int:
     with suppress(OSError):
         folder.rmdir()  # an empty one would keep torchtitan from initial_load_path
     return 0
-
-
-def check_first_weights(path: str) -> None:
-    """Check the checkpoint at initial_load_path. Raises `InputError`."""
-    try:
-        check(Path(path))
-    except Exception as error:  # whatever reading damaged files raises
-        raise InputError(
-            f"checkpoint.initial_load_path={path} is damaged ({error}): give another checkpoint"
-        ) from error
 
 
 def delete_unfinished(folder: Path) -> None:
@@ -89,12 +78,12 @@ def _found(folder: Path) -> dict[int, Path]:
     return {int(step): path for path, step in steps.items() if step.isdecimal()}
 
 
-def _set_aside(path: Path, error: Exception) -> None:
+def _set_aside(path: Path, damage: str) -> None:
     aside = path.parent.with_name(ASIDE)
     aside.mkdir(exist_ok=True)
     place = aside / f"{path.name}-{len(list(aside.iterdir()))}"
     path.rename(place)
-    logger.warning(f"{path} is damaged ({error}): moved to {place}, and not loaded")
+    logger.warning(f"{path} is damaged ({damage}): moved to {place}, and not loaded")
 
 
 def _identity(checkpoint: Path) -> str:
@@ -150,22 +139,27 @@ def load(state_dict: dict, checkpoint: str | Path) -> None:
     dcp.load(state_dict, storage_reader=_Reader(checkpoint))
 
 
-def check(checkpoint: Path) -> None:
-    """Read every item and compare its CRC-32. Raises whatever reading a damaged file raises.
+def find_damage(checkpoint: Path) -> str:
+    """Read every item and compare its CRC-32; say what is wrong, nothing if the checkpoint is
+    whole.
 
     torch.save writes each item as a zip archive with checksums, which torch.load does not look at.
     """
 
-    def check_item(item) -> None:
+    def check(item) -> None:
         with open(checkpoint / item.relative_path, "rb") as file:
             file.seek(item.offset)
             content = io.BytesIO(file.read(item.length))
         if zipfile.ZipFile(content).testzip():
             raise zipfile.BadZipFile(f"{item.relative_path}: wrong checksum")
 
-    items = _Reader(checkpoint).read_metadata().storage_data.values()
-    with ThreadPoolExecutor(4) as readers:  # each holds an item, up to 1 GiB for 8 B parameters
-        list(readers.map(check_item, items))
+    try:
+        items = _Reader(checkpoint).read_metadata().storage_data.values()
+        with ThreadPoolExecutor(4) as readers:  # each holds an item, up to 1 GiB for 8 B parameters
+            list(readers.map(check, items))
+    except Exception as error:  # whatever reading damaged files raises
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 class _Reader(dcp.FileSystemReader):

@@ -20,6 +20,7 @@ from models.flops import memory_finding
 
 MOST = 0.95  # of the memory: the estimate is what PyTorch allocates, and CUDA and gaps come on top
 HOPELESS = 1.3  # times the memory: more is an error; less a remark, since it is an estimate
+FAST_ATTENTION = 91500  # version of cuDNN: PyTorch takes the attention of no older one
 LESS_MEMORY = (
     "recompute activations (overlay `full_recompute`), lower training.local_batch_size, or shard "
     "over more GPUs"
@@ -41,6 +42,8 @@ def check_here(plan: Plan) -> list[Finding]:
     check_driver()
     check_units(plan)
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    if device.TYPE == "cuda" and 0 < (torch.backends.cudnn.version() or 0) < FAST_ATTENTION:
+        here += "; cuDNN is older than 9.15: with a newer nvidia-cudnn attention is faster"
     return [("device", here), ("memory", _check_memory(plan))]
 
 
@@ -98,16 +101,12 @@ def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[
     """Choose overlays for runs of a recipe on this machine, and say why in a sentence."""
     check_driver()
     if device.TYPE == "cpu":
-        small = "a small Llama of the same architecture, because there is no GPU here"
-        return ["cpu"], f"the CPU size, {small}"
+        return ["cpu"], "a small Llama of the same architecture, because there is no GPU here"
     free = device.free_bytes()
+    here = f"{device.name()} has {free / 2**30:.0f} GiB free"
     for overlay in SIZES:
         planned = plan(recipes.load(name, [overlay], overrides))
-        need = (
-            f"it needs {planned.memory_needed / 2**30:.1f} GiB, and {device.name()} has "
-            f"{free / 2**30:.0f} GiB free"
-        )
         if planned.memory_needed <= MOST * free:
-            rows = f"rows of {planned.config.training.seq_len:,} tokens (overlay {overlay})"
-            return [overlay], f"{planned.args.describe()}, {rows}, the largest that fits: {need}"
-    return ["cpu"], f"the CPU size, because the smallest for GPUs does not fit: {need}"
+            size = f"{planned.args.describe()} (overlay {overlay})"
+            return [overlay], f"{size}, the largest that fits: {here}"
+    return ["cpu"], f"the CPU size, because the smallest for GPUs does not fit: {here}"

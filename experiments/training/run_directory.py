@@ -122,12 +122,18 @@ def check_recipe(path: Path, plan: Plan) -> None:
 
 def _find_step(path: Path, plan: Plan) -> int:
     """Find the step of the checkpoint to go on from; 0: none. Raises `InputError`."""
-    keys, step = plan.config.checkpoint, 0
-    if keys.enable:
-        folder = path / records.CHECKPOINT
-        step = checkpoint.newest(folder, plan.identity, plan.config.training.steps)
-        if not step and keys.initial_load_path:
-            checkpoint.check_first_weights(keys.initial_load_path)
+    keys = plan.config.checkpoint
+    if not keys.enable:
+        return 0
+    folder = path / records.CHECKPOINT
+    step = checkpoint.newest(folder, plan.identity, plan.config.training.steps)
+    if not step and keys.initial_load_path:
+        damage = checkpoint.find_damage(Path(keys.initial_load_path))
+        if damage:
+            raise InputError(
+                f"checkpoint.initial_load_path={keys.initial_load_path} is damaged ({damage}): "
+                "give another checkpoint"
+            )
     return step
 
 
@@ -188,10 +194,9 @@ def _write_environment(path: Path, environment: records.Environment) -> str:
 
 def _git(*arguments: str) -> str | None:
     """Ask git of this code; None outside a git checkout, and for an empty answer."""
-    command = ["git", *arguments]
-    options = {"cwd": Path(__file__).parent, "capture_output": True, "timeout": 20, "check": True}
+    command, here = ["git", *arguments], Path(__file__).parent
     try:
-        answer = subprocess.run(command, **options)
+        answer = subprocess.check_output(command, cwd=here, stderr=subprocess.DEVNULL, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.decode(errors="replace") or None
+    return answer.decode(errors="replace") or None

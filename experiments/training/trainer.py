@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
-from torchtitan.components.checkpoint import DATALOADER
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.optimizer import build_optimizers
 from torchtitan.tools.logging import logger
@@ -24,13 +23,14 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import Loader
 from experiments.jobs.command import Interrupted, Stop
-from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
+from experiments.records.run import NOT_STEADY_STEPS, Window
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, alone, end_traced_step, tracer
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import float8, optimizer
 from models.architectures import architecture, parallelize, train_spec
+from models.device import local
 
 # Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
 PROFILED = 3
@@ -61,10 +61,15 @@ def _train_spec(plan: Plan):
     return train_spec(
         plan.config,
         model_cls=architecture(plan.config).model,
-        build_dataloader_fn=None,  # built with the token file, below
+        build_dataloader_fn=partial(_build_loader, plan),
         parallelize_fn=partial(_convert, plan),
         build_optimizers_fn=partial(_build_optimizers, plan),
     )
+
+
+def _build_loader(plan: Plan, **_) -> Loader:
+    """Build the loader of this process's rows."""
+    return Loader(plan.token_file, plan.config, plan.recipe.hook("own_rows", iter))
 
 
 def _convert(plan: Plan, model: torch.nn.Module, *others) -> torch.nn.Module:
@@ -91,9 +96,9 @@ class Trainer(titan.Trainer):
     def __init__(self, plan: Plan, stop: Stop):
         TIMELINE.mark("setup")
         self.plan, self.stop = plan, stop
-        config, hook = plan.config, plan.recipe.hook
+        config = plan.config
 
-        # In here, in this order: process group, model on the meta device, FP8 conversion,
+        # In here, in this order: process group, loader, model on the meta device, FP8 conversion,
         # recomputation, compilation and sharding, weights, optimizer, schedule, checkpoints.
         # torchtitan has a registry for all runs instead of the first patch, and no hook for the
         # other one.
@@ -106,13 +111,10 @@ class Trainer(titan.Trainer):
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
 
-        self.dataloader = Loader(plan.token_file, config, hook("own_rows", iter))
-        self.checkpointer.states[DATALOADER] = self.dataloader
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.meter = Meter(plan, self.metrics_processor)
-        self.combine = hook("combine", alone)  # values of a run's processes
+        self.combine = plan.recipe.hook("combine", alone)  # values of a run's processes
         self.first_step = 1  # of this process
-        self.timing: Timing | None = None  # until that step has ended
         self._stop_code = 0
         TIMELINE.mark("optimizer")
 
@@ -152,12 +154,11 @@ class Trainer(titan.Trainer):
 
     def _interrupt(self) -> None:
         """End a run that is asked to stop, once its checkpoint is written."""
-        kept = "checkpoints are not enabled"
+        why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
         if self.checkpointer.enable:
             self.checkpointer._async_wait()
-            kept = "a checkpoint was saved"
-        why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
-        raise Interrupted(self._stop_code, f"{why}, {kept}")
+            why += ", a checkpoint was saved"
+        raise Interrupted(self._stop_code, why)
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log window if it is the window's last one."""
@@ -197,8 +198,7 @@ class Trainer(titan.Trainer):
             stop_code = int(self.combine(torch.tensor(self.stop.code), "max"))
 
         if first:
-            device.synchronize()
-            self.timing = TIMELINE.end_first_step()
+            device.synchronize()  # the time to the first step is that of its kernels too
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
         self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
         self.on_step(self.step)
@@ -235,19 +235,27 @@ class Trainer(titan.Trainer):
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
         if window.grad_norm is None:
-            raise Diverged(f"the gradient norm was not finite in step {self.step}")
+            broken = self._broken()  # none where their squares are more than the dtype holds
+            raise Diverged(
+                f"the gradient norm was not finite in step {self.step}, with {len(broken)} "
+                f"gradients that are not: {', '.join(broken[:3])}"
+            )
         largest = float(self.combine(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
         self.metrics_processor.log(self.step, window.losses[-1], largest, norm, curves)
 
+    def _broken(self) -> list[str]:
+        """Name the parameters whose gradient is not finite."""
+        names = []
+        for name, parameter in self.proof.trainable.items():
+            broken = torch.tensor(int(not local(parameter.grad).isfinite().all()))
+            if self.combine(broken, "max"):
+                names.append(name)
+        return names
+
     def notes(self) -> list[str]:
         """Say what a reader of this run's figures should know."""
-        notes, config = [], self.job_config
-        warm_up, last = config.lr_scheduler.warmup_steps, config.training.steps
-        if self.proof.attention:
-            notes.append(f"attention: {self.proof.attention}")
-        if warm_up > last:
-            notes.append(f"the learning rate's warm-up of {warm_up} steps was cut to {last}")
+        notes = [f"attention: {self.proof.attention}"] if self.proof.attention else []
         for own in self.plan.recipe.hooks("notes"):
             notes += own(self)
         return notes

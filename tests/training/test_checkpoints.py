@@ -14,7 +14,6 @@ from experiments.config.keys import Config
 from experiments.run import main
 from experiments.training import checkpoint
 from experiments.training.checkpoint import Checkpoints
-from models.errors import InputError
 from tests.make_corpus import words, write_parquet
 from tests.runs import SMALLEST, TINY, kill, manifest_of
 
@@ -92,6 +91,9 @@ def cut(content: bytes) -> bytes:
     return content[:-200]
 
 
+SETS_ATTRIBUTE = b"cpathlib\nPosixPath\nN}X\x04\0\0\0mineK\x01s\x86b."
+
+
 @pytest.mark.parametrize(
     ("name", "harm", "key"),
     [
@@ -99,19 +101,19 @@ def cut(content: bytes) -> bytes:
         ("__0_0.distcp", cut, "damaged"),
         (".metadata", cut, "damaged"),
         (".metadata", lambda _: pickle.dumps(Evil("trace")), "posix.mkdir, which is no plain data"),
+        (".metadata", lambda _: SETS_ATTRIBUTE, "damaged"),
     ],
 )
 def test_damaged_checkpoints_are_set_aside(run, name, harm, key, caplog, monkeypatch, tmp_path):
-    """Metadata that would run code is damage. First weights that are damaged are refused."""
+    """Metadata that would run code, or change what code does, is damage."""
     monkeypatch.chdir(tmp_path)
     run.save(2)
     run.save(4)
     file = Path(run.folder, "step-4", name)
     file.write_bytes(harm(file.read_bytes()))
-    with pytest.raises(InputError, match="initial_load_path"):
-        checkpoint.check_first_weights(str(file.parent))
     assert newest(run) == 2 and key in caplog.text
-    assert os.listdir(checkpoint.ASIDE) == ["step-4-0"] and not os.path.exists("trace")
+    assert os.listdir(checkpoint.ASIDE) == ["step-4-0"]
+    assert not os.path.exists("trace") and not hasattr(Path, "mine")
 
 
 def test_items_that_would_run_code_are_not_loaded(tmp_path):
@@ -139,3 +141,8 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config)
     write_parquet(training.dataset_path, words(60))
     assert f"data {manifest['data']} there, " in fails(main, *command)
     assert set(out.iterdir()) == files and manifest_of(out) == manifest
+
+    first = out / "checkpoint/step-4"
+    (first / ".metadata").write_bytes(b"")
+    begins = ["--out", tmp_path / "another", f"checkpoint.initial_load_path={first}"]
+    assert "step-4 is damaged" in fails(main, *command, *begins)
