@@ -58,6 +58,8 @@ def train(
     with display(plan.recipe.name, plan.config.training.steps, log) as move_bar:
         for topic, finding in findings:
             logging.info(f"{topic}: {finding}")
+        for sentence in directory.said if directory else ():
+            logging.warning(sentence)
         try:
             trainer = Trainer(plan, stop)
             if directory:

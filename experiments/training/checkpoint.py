@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpoint import MODEL, CheckpointManager
-from torchtitan.tools.logging import logger
 
 from models.errors import InputError
 
@@ -36,18 +35,19 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # PyTorch's own calls of torc
 # ---- before a run ----
 
 
-def newest(folder: Path, identity: str, last: int) -> int:
-    """Find the newest whole checkpoint in a folder; return its step, 0 if there is none.
+def newest(folder: Path, identity: str, last: int) -> tuple[int, list[str]]:
+    """Find the newest whole checkpoint in a folder.
 
-    Deletes what was not written to its end, and moves what is damaged away. Raises `InputError` if
-    the checkpoint is of another run than `identity`, or beyond the step `last`.
+    Deletes what was not written to its end, and moves what is damaged away. Returns the step, 0 if
+    there is none, and sentences about what was deleted and moved. Raises `InputError` if the
+    checkpoint is of another run than `identity`, or beyond the step `last`.
     """
-    delete_unfinished(folder)
+    said = delete_unfinished(folder)
     mend = f"move {folder} away, or choose another --out"
     for step, path in sorted(_found(folder).items(), reverse=True):
         damage = find_damage(path)
         if damage:
-            _set_aside(path, damage)
+            said.append(_set_aside(path, damage))
             continue
         if step > last:
             raise InputError(f"{path} is beyond training.steps={last}: raise it, {mend}")
@@ -57,18 +57,20 @@ def newest(folder: Path, identity: str, last: int) -> int:
                 f"{path} is of another run ({found} there, {identity} here): give the data and "
                 f"keys that it was made with, {mend}"
             )
-        return step
+        return step, said
     with suppress(OSError):
         folder.rmdir()  # an empty one would keep torchtitan from initial_load_path
-    return 0
+    return 0, said
 
 
-def delete_unfinished(folder: Path) -> None:
-    """Delete the checkpoints that were not written to their end."""
+def delete_unfinished(folder: Path) -> list[str]:
+    """Delete the checkpoints that were not written to their end; say which."""
+    said = []
     for path in _found(folder).values():
         if not (path / ".metadata").exists():
-            logger.warning(f"{path} was not written to its end: deleted")
             shutil.rmtree(path, ignore_errors=True)
+            said.append(f"{path} was not written to its end: deleted")
+    return said
 
 
 def _found(folder: Path) -> dict[int, Path]:
@@ -78,12 +80,12 @@ def _found(folder: Path) -> dict[int, Path]:
     return {int(step): path for path, step in steps.items() if step.isdecimal()}
 
 
-def _set_aside(path: Path, damage: str) -> None:
+def _set_aside(path: Path, damage: str) -> str:
     aside = path.parent.with_name(ASIDE)
     aside.mkdir(exist_ok=True)
     place = aside / f"{path.name}-{len(list(aside.iterdir()))}"
     path.rename(place)
-    logger.warning(f"{path} is damaged ({damage}): moved to {place}, and not loaded")
+    return f"{path} is damaged ({damage}): moved to {place}, and not loaded"
 
 
 def _identity(checkpoint: Path) -> str:

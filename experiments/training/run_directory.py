@@ -34,7 +34,7 @@ VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 class RunDirectory:
     """A run directory that no other live process writes to.
 
-    `step` is that of the checkpoint which the run goes on from; 0: none.
+    `step` is that of the checkpoint to go on from; 0: none. `said` is for the log.
     """
 
     def __init__(self, path: Path, plan: Plan):
@@ -47,7 +47,7 @@ class RunDirectory:
         check_folder(path, "run", records.RECIPE, records.MANIFEST)
         self.path, self._lock = path, lock_folder(path, "run")
         earlier = _check(path, plan)
-        self.step = _find_step(path, plan)
+        self.step, self.said = _find_step(path, plan)
         files.write_whole(path / records.RECIPE, to_yaml(plan))
         (path / records.LOG).touch()  # recipe and log first: a full disk stops here
         attempt = self._set_aside(earlier)
@@ -120,13 +120,16 @@ def check_recipe(path: Path, plan: Plan) -> None:
         )
 
 
-def _find_step(path: Path, plan: Plan) -> int:
-    """Find the step of the checkpoint to go on from; 0: none. Raises `InputError`."""
+def _find_step(path: Path, plan: Plan) -> tuple[int, list[str]]:
+    """Find the step of the checkpoint to go on from, 0: none; say what was done to others.
+
+    Raises `InputError`.
+    """
     keys = plan.config.checkpoint
     if not keys.enable:
-        return 0
+        return 0, []
     folder = path / records.CHECKPOINT
-    step = checkpoint.newest(folder, plan.identity, plan.config.training.steps)
+    step, said = checkpoint.newest(folder, plan.identity, plan.config.training.steps)
     if not step and keys.initial_load_path:
         damage = checkpoint.find_damage(Path(keys.initial_load_path))
         if damage:
@@ -134,7 +137,7 @@ def _find_step(path: Path, plan: Plan) -> int:
                 f"checkpoint.initial_load_path={keys.initial_load_path} is damaged ({damage}): "
                 "give another checkpoint"
             )
-    return step
+    return step, said
 
 
 # ---- what a run says of itself ----

@@ -31,7 +31,7 @@ def claim(tmp_path, monkeypatch):
     """Start an attempt in the test's folder, with a checkpoint of a step."""
 
     def start(step: int = 0) -> RunDirectory:
-        monkeypatch.setattr(run_directory, "_find_step", lambda *_: step)
+        monkeypatch.setattr(run_directory, "_find_step", lambda *_: (step, []))
         return RunDirectory(tmp_path, PLAN)
 
     return start
