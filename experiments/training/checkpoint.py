@@ -45,7 +45,7 @@ def newest(folder: Path, identity: str, last: int) -> tuple[int, list[str]]:
     said = delete_unfinished(folder)
     mend = f"move {folder} away, or choose another --out"
     for step, path in sorted(_found(folder).items(), reverse=True):
-        damage = find_damage(path)
+        damage = _find_damage(path)
         if damage:
             said.append(_set_aside(path, damage))
             continue
@@ -141,7 +141,7 @@ def load(state_dict: dict, checkpoint: str | Path) -> None:
     dcp.load(state_dict, storage_reader=_Reader(checkpoint))
 
 
-def find_damage(checkpoint: Path) -> str:
+def _find_damage(checkpoint: Path) -> str:
     """Read every item and compare its CRC-32; say what is wrong, nothing if the checkpoint is
     whole.
 

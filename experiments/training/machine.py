@@ -49,27 +49,28 @@ def check_here(plan: Plan) -> list[Finding]:
 
 def check_units(plan: Plan) -> None:
     """Check that this machine can compute what a plan asks for, however large it is."""
-    config, compiler = plan.config, os.environ.get("CC", "gcc")
+    config = plan.config
     if device.TYPE == "cpu":
         needs_gpu = ["comm.nccl_max_ctas", "profiling.enable_memory_snapshot"]
         if config.model.attention_backend == "cudnn":
             needs_gpu.append("model.attention_backend")
         refuse(config, needs_gpu, "a GPU")
-        compiler = os.environ.get("CXX", "g++")
     elif plan.fp8.layers and not plan.fp8.emulated:
         device.check_fp8_units()
     if config.compile.enable:
-        _check_compiler(compiler.split(" ")[0])
+        _check_compiler()
 
 
-def _check_compiler(compiler: str) -> None:
+def _check_compiler() -> None:
     """Check what inductor compiles with: on a CPU a C++ compiler; on a GPU Triton's launchers take
     a C compiler and Python's headers."""
-    missing, headers = None, Path(get_paths("posix_prefix")["include"], "Python.h")
-    if not shutil.which(compiler) and not (compiler == "gcc" and shutil.which("clang")):
-        missing = f"the compiler `{compiler}`"
-    elif device.TYPE == "cuda" and not headers.exists():
-        missing = "Python.h (package python3-dev or python3-devel)"
+    missing, compilers = None, [os.environ.get("CXX", "g++")]
+    if device.TYPE == "cuda":
+        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        if not Path(get_paths("posix_prefix")["include"], "Python.h").exists():
+            missing = "Python.h (package python3-dev or python3-devel)"
+    if not any(shutil.which(compiler.split(" ")[0]) for compiler in compilers):
+        missing = f"the compiler `{compilers[0]}`"
     if missing:
         raise InputError(
             f"a compiled model needs {missing}, which is not here: install it, name another "

@@ -104,21 +104,19 @@ def _matmul(event) -> Matmul:
 
 def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
     """Name the shapes with too few or too many FP8 matmuls in a step of the converted layers."""
-    tokens = plan.tokens // plan.passes
+    tokens, passes = plan.tokens // plan.passes, plan.passes
     recomputes = plan.config.activation_checkpoint.mode != "none"
-    least, repeated = Counter(), Counter()
+    least, most = Counter(), Counter()
     for layer in layers:
         n, k = layer.weight.shape
-        shapes = [(tokens, k, n), (tokens, n, k)]
-        if plan.fp8.scaling.matmuls == 3 and layer.weight.requires_grad:
-            shapes.append((n, tokens, k))
-        for shape in shapes:
-            least[shape] += plan.passes
-        repeated[shapes[0]] += plan.passes * recomputes
+        count = plan.fp8.scaling.matmuls if layer.weight.requires_grad else 2
+        shapes = [(tokens, k, n), (tokens, n, k), (n, tokens, k)][:count]
+        least.update(shapes * passes)
+        most.update((shapes + shapes[:1] * recomputes) * passes)  # the output's once more
     ran = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8)
     found = []
-    for shape in least.keys() | ran.keys():
-        if not least[shape] <= ran[shape] <= least[shape] + repeated[shape]:
+    for shape in most.keys() | ran.keys():
+        if not least[shape] <= ran[shape] <= most[shape]:
             sizes = " x ".join(map(str, shape))
             found.append(f"{ran[shape]} instead of {least[shape]} of {sizes}")
     return found

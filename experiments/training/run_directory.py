@@ -28,7 +28,6 @@ from models.errors import InputError
 
 # The manifest last: a start that is killed while it moves them is repeated
 _MOVED = (records.METRICS, records.TIMING, records.PROOF, records.MANIFEST)
-VERSIONS = ("torch", "torchao", "torchtitan", "triton")
 
 
 class RunDirectory:
@@ -47,7 +46,10 @@ class RunDirectory:
         check_folder(path, "run", records.RECIPE, records.MANIFEST)
         self.path, self._lock = path, lock_folder(path, "run")
         earlier = _check(path, plan)
-        self.step, self.said = _find_step(path, plan)
+        self.step, self.said = 0, []
+        if plan.config.checkpoint.enable:
+            folder, last = path / records.CHECKPOINT, plan.config.training.steps
+            self.step, self.said = checkpoint.newest(folder, plan.identity, last)
         files.write_whole(path / records.RECIPE, to_yaml(plan))
         (path / records.LOG).touch()  # recipe and log first: a full disk stops here
         attempt = self._set_aside(earlier)
@@ -58,14 +60,12 @@ class RunDirectory:
     def _set_aside(self, earlier: records.Manifest | None) -> int:
         """Move the records of an unfinished attempt to attempt<k>/; return the next number."""
         attempt = earlier.attempt if earlier else len(list(self.path.glob("attempt*"))) + 1
-        there = [name for name in _MOVED if (self.path / name).exists()]
-        if not there:
-            return attempt
         aside = self.path / records.ATTEMPT.format(attempt)
-        aside.mkdir(exist_ok=True)
-        for name in there:
-            (self.path / name).rename(aside / name)
-        return attempt + 1
+        for name in _MOVED:
+            if (self.path / name).exists():
+                aside.mkdir(exist_ok=True)
+                (self.path / name).rename(aside / name)
+        return attempt + 1 if aside.exists() else attempt
 
     def _take_over(self, attempts: int) -> None:
         """Copy what earlier attempts recorded up to the checkpoint: the windows, and the proof.
@@ -120,26 +120,6 @@ def check_recipe(path: Path, plan: Plan) -> None:
         )
 
 
-def _find_step(path: Path, plan: Plan) -> tuple[int, list[str]]:
-    """Find the step of the checkpoint to go on from, 0: none; say what was done to others.
-
-    Raises `InputError`.
-    """
-    keys = plan.config.checkpoint
-    if not keys.enable:
-        return 0, []
-    folder = path / records.CHECKPOINT
-    step, said = checkpoint.newest(folder, plan.identity, plan.config.training.steps)
-    if not step and keys.initial_load_path:
-        damage = checkpoint.find_damage(Path(keys.initial_load_path))
-        if damage:
-            raise InputError(
-                f"checkpoint.initial_load_path={keys.initial_load_path} is damaged ({damage}): "
-                "give another checkpoint"
-            )
-    return step, said
-
-
 # ---- what a run says of itself ----
 
 
@@ -158,7 +138,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         host=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
-        packages={name: packages[name] for name in VERSIONS},
+        packages={name: packages[name] for name in ("torch", "torchao", "torchtitan", "triton")},
         environment=_write_environment(path, environment),
         git={"commit": commit and commit.strip(), "changes": diff and digest(diff)},
         recipe=recipe.name,

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -48,44 +47,9 @@ class Diverged(RuntimeError):
 def be_alone() -> None:
     """Tell torch.distributed, which torchtitan needs, that this process is the only one: it waits
     for nobody and needs no NCCL."""
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
-
-
-# ---- torchtitan's parts, in the order in which its `__init__` builds them ----
-
-
-def _train_spec(plan: Plan):
-    """Say how torchtitan builds the parts of a run."""
-    return train_spec(
-        plan.config,
-        model_cls=architecture(plan.config).model,
-        build_dataloader_fn=partial(_build_loader, plan),
-        parallelize_fn=partial(_convert, plan),
-        build_optimizers_fn=partial(_build_optimizers, plan),
-    )
-
-
-def _build_loader(plan: Plan, **_) -> Loader:
-    """Build the loader of this process's rows."""
-    return Loader(plan.token_file, plan.config, plan.recipe.hook("own_rows", iter))
-
-
-def _convert(plan: Plan, model: torch.nn.Module, *others) -> torch.nn.Module:
-    """Swap linear layers of the model, which is there without weights, for FP8 layers; recompute,
-    compile and shard it."""
-    TIMELINE.mark("model_build")
-    plan.recipe.hook("convert", float8.convert)(model, plan)
-    TIMELINE.mark("conversion")
-    return parallelize(model, *others, shard=plan.recipe.hook("parallelize"))
-
-
-def _build_optimizers(plan: Plan, *parts):
-    """Build the optimizer; the model has its weights."""
-    TIMELINE.mark("model_build")
-    build = plan.recipe.hook("build_optimizers", lambda config, *parts: build_optimizers(*parts))
-    return build(plan.config, *parts)
 
 
 class Trainer(titan.Trainer):
@@ -103,7 +67,7 @@ class Trainer(titan.Trainer):
         # torchtitan has a registry for all runs instead of the first patch, and no hook for the
         # other one.
         with (
-            patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
+            patch.object(titan.train_spec_module, "get_train_spec", self._train_spec),
             patch.object(titan, "CheckpointManager", Checkpoints),
         ):
             super().__init__(config)
@@ -117,6 +81,39 @@ class Trainer(titan.Trainer):
         self.first_step = 1  # of this process
         self._stop_code = 0
         TIMELINE.mark("optimizer")
+
+    # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
+
+    def _train_spec(self, _):
+        """Say how torchtitan builds the parts of a run."""
+        return train_spec(
+            self.plan.config,
+            model_cls=architecture(self.plan.config).model,
+            build_dataloader_fn=self._build_loader,
+            parallelize_fn=self._convert,
+            build_optimizers_fn=self._build_optimizers,
+        )
+
+    def _build_loader(self, **_) -> Loader:
+        """Build the loader of this process's rows."""
+        plan = self.plan
+        return Loader(plan.token_file, plan.config, plan.recipe.hook("own_rows", iter))
+
+    def _convert(self, model: torch.nn.Module, *others) -> torch.nn.Module:
+        """Swap linear layers of the model, which is there without weights, for FP8 layers;
+        recompute, compile and shard it."""
+        TIMELINE.mark("model_build")
+        self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
+        TIMELINE.mark("conversion")
+        return parallelize(model, *others, shard=self.plan.recipe.hook("parallelize"))
+
+    def _build_optimizers(self, *parts):
+        """Build the optimizer; the model has its weights."""
+        TIMELINE.mark("model_build")
+        build = self.plan.recipe.hook("build_optimizers")
+        return build(self.plan.config, *parts) if build else build_optimizers(*parts)
+
+    # ---- a run ----
 
     def on_step(self, step: int) -> None:
         """Called when a step has ended."""
@@ -237,8 +234,8 @@ class Trainer(titan.Trainer):
         if window.grad_norm is None:
             broken = self._broken()  # none where their squares are more than the dtype holds
             raise Diverged(
-                f"the gradient norm was not finite in step {self.step}, with {len(broken)} "
-                f"gradients that are not: {', '.join(broken[:3])}"
+                f"the gradient norm was not finite in step {self.step}, nor the gradients of "
+                f"{len(broken)} parameters: {', '.join(broken[:3])}"
             )
         largest = float(self.combine(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}

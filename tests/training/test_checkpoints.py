@@ -142,8 +142,3 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config)
     write_parquet(training.dataset_path, words(60))
     assert f"data {manifest['data']} there, " in fails(main, *command)
     assert set(out.iterdir()) == files and manifest_of(out) == manifest
-
-    first = out / "checkpoint/step-4"
-    (first / ".metadata").write_bytes(b"")
-    begins = ["--out", tmp_path / "another", f"checkpoint.initial_load_path={first}"]
-    assert "step-4 is damaged" in fails(main, *command, *begins)

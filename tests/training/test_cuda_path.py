@@ -38,17 +38,12 @@ KEYS = ["training.steps=6", "metrics.log_freq=3"]
 KEYS += ["training.seq_len=64", "training.local_batch_size=1"]
 KEYS += ["model.attention_backend=flash"]  # cuDNN's asks more of a GPU than the stand-in has
 
+HAS_ALL = torch.version.cuda and CUDA_HEADERS.exists() and shutil.which("cc") and shutil.which("nm")
+
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch"),
+    pytest.mark.skipif(not HAS_ALL, reason="needs a CUDA build of torch, its headers, cc and nm"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and tests for it"),
-    pytest.mark.skipif(
-        not CUDA_HEADERS.exists(),
-        reason="needs the headers that come with torch's wheels for CUDA 13",
-    ),
-    pytest.mark.skipif(
-        not (shutil.which("cc") and shutil.which("nm")), reason="needs a C compiler: cc and nm"
-    ),
 ]
 
 

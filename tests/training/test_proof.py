@@ -8,7 +8,6 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
-from experiments.training.matmuls import find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
 from models import float8
@@ -166,15 +165,3 @@ def test_weights_that_need_not_move():
     for state in run.optimizer.state.values():
         state["exp_avg_sq"].fill_(1e9)
     assert run.step().parameters.moved_in_first_step == 0
-
-
-def test_flops_of_every_operator():
-    """Attention's fallback, bmm, is left out."""
-    m, k, n = 32, 64, 16
-    a, b = torch.empty(m, k), torch.empty(k, n)
-    with torch.profiler.profile(record_shapes=True) as profiler:
-        a @ b
-        torch.addmm(torch.zeros(n), a, b)
-        torch.bmm(a.expand(2, m, k), b.expand(2, k, n))
-    flops = flops_by_operator(find_matmuls(profiler.events()))
-    assert flops == dict.fromkeys(("aten::mm", "aten::addmm"), 2 * m * k * n)

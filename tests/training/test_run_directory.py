@@ -17,7 +17,8 @@ from experiments.training.run_directory import RunDirectory
 from models import device
 from models.errors import InputError
 
-PLAN, _ = open_data(plan(recipes.load("tensorwise_fp8_compiled", ["cpu"])))
+KEY = "checkpoint.enable=true"
+PLAN, _ = open_data(plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])))
 RECIPE = recipes.to_yaml(PLAN.recipe)
 WINDOW = (
     '{"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,"tokens_per_s":9.0,'
@@ -31,7 +32,7 @@ def claim(tmp_path, monkeypatch):
     """Start an attempt in the test's folder, with a checkpoint of a step."""
 
     def start(step: int = 0) -> RunDirectory:
-        monkeypatch.setattr(run_directory, "_find_step", lambda *_: (step, []))
+        monkeypatch.setattr(run_directory.checkpoint, "newest", lambda *_: (step, []))
         return RunDirectory(tmp_path, PLAN)
 
     return start
@@ -62,7 +63,7 @@ def contents(path) -> dict:
 def test_directories_that_are_refused_stay_as_they_are(tmp_path, fails, existing, key):
     for name, text in existing.items():
         (tmp_path / name).write_text(text)
-    assert key in fails(main, PLAN.recipe.name, "--overlay", "cpu", "--out", tmp_path)
+    assert key in fails(main, PLAN.recipe.name, "--overlay", "cpu", "--out", tmp_path, KEY)
     assert contents(tmp_path).items() <= (existing | {".lock": ""}).items()
 
 
