@@ -133,8 +133,8 @@ def fill_memory(trainer: Trainer) -> None:
     [
         ("optimizer.lr=1e30", None, 3, "diverged", "not finite"),
         # in the second step of a log window of 50, with a loss that is finite
-        ("metrics.log_freq=50", damage_gradient, 3, "diverged", 
-         "not finite in step 2, nor the gradients of 1 parameters: layers.0.feed_forward.w1.weight"),
+        ("metrics.log_freq=50", damage_gradient, 3, "diverged",
+         "not finite in step 2, nor the gradients of 1 parameters: layers.0.feed_forward.w1"),
         ("", fill_memory, 1, "failed", "memory: recompute activations (overlay `full_recompute`)"),
     ],
 )  # fmt: skip
