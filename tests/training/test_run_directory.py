@@ -9,12 +9,12 @@ import pytest
 
 from experiments.config import recipes
 from experiments.records.files import read
-from experiments.records.run import Environment, Hardware, Manifest
+from experiments.records.run import Environment, Manifest
 from experiments.run import main
 from experiments.training import run_directory
 from experiments.training.plan import Plan, open_data, plan, to_yaml
 from experiments.training.run_directory import RunDirectory
-from models import device
+from models import driver
 from models.errors import InputError
 
 KEY = "checkpoint.enable=true"
@@ -103,8 +103,8 @@ def test_what_a_run_says_of_itself(tmp_path):
 @pytest.mark.parametrize(
     ("nvidia_smi", "said"),
     [
-        ("echo 580.65.06, GPU-1, [N/A], N/A", ("580.65.06", "GPU-1", None, None)),
-        ("echo Failed to initialize NVML; exit 18", (None,) * 4),
+        ("echo 580.65.06, GPU-1, [N/A], 700", ["580.65.06", "GPU-1", "[N/A]", "700"]),
+        ("echo Failed to initialize NVML; exit 18", None),
     ],
 )
 def test_whatever_nvidia_smi_says_a_gpu_is_described(nvidia_smi, said, tmp_path, monkeypatch):
@@ -112,11 +112,7 @@ def test_whatever_nvidia_smi_says_a_gpu_is_described(nvidia_smi, said, tmp_path,
     program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(device, "name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(device, "memory_bytes", lambda: 2**37)
-    monkeypatch.setattr(device, "TYPE", "cuda")
-    found = Hardware(**device.hardware())
-    assert (found.driver, found.uuid, found.sm_clock_max_mhz, found.power_limit_w) == said
+    assert driver.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
