@@ -113,6 +113,7 @@ def test_whatever_nvidia_smi_says_a_gpu_is_described(nvidia_smi, said, tmp_path,
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert driver.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
+    assert driver.number("[N/A]") is None and driver.number("700.5") == 700.5
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
