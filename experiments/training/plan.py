@@ -21,6 +21,7 @@ import torch
 
 from experiments.config import recipes
 from experiments.config.keys import Config
+from experiments.records.run import RECIPE
 from models import float8
 from models.architectures import build, model_args
 from models.errors import InputError
@@ -166,6 +167,19 @@ def _found(recipe: recipes.Recipe) -> dict | None:
     """Return what `to_yaml` wrote of this recipe; None if its keys were changed since."""
     found = recipe.made.plan
     return found if found and found["recipe"] == digest_of(recipe) else None
+
+
+def check_recipe(path: Path, plan: Plan) -> None:
+    """Check that a folder has no recipe.yaml, or the plan's, whose steps may be others.
+
+    Raises `InputError`.
+    """
+    file = path / RECIPE
+    if file.exists() and digest_of(recipes.load(str(file))) != digest_of(plan.recipe):
+        raise InputError(
+            f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
+            "seed and keys to go on with it, or choose another --out"
+        )
 
 
 def digest_of(recipe: recipes.Recipe) -> str:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from experiments.jobs.command import Stop
 from experiments.training import attempt
 from experiments.training.plan import Plan
-from experiments.training.run_directory import RunDirectory
 
 
 def run(plan: Plan, findings: list, out: Path, stop: Stop) -> int:
@@ -25,7 +24,7 @@ def run(plan: Plan, findings: list, out: Path, stop: Stop) -> int:
     ctas = plan.config.comm.nccl_max_ctas
     if ctas:
         os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
-    directory = RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
+    directory = attempt.RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
     end = attempt.train(plan, findings, out, directory, stop)
     _leave(end)
     return end.code

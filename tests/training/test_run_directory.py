@@ -11,15 +11,16 @@ from experiments.config import recipes
 from experiments.records.files import read
 from experiments.records.run import Environment, Manifest
 from experiments.run import main
-from experiments.training import run_directory
+from experiments.training import attempt
+from experiments.training.attempt import End, RunDirectory
 from experiments.training.plan import Plan, open_data, plan, to_yaml
-from experiments.training.run_directory import RunDirectory
 from models import driver
 from models.errors import InputError
 
 KEY = "checkpoint.enable=true"
 PLAN, _ = open_data(plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])))
 RECIPE = recipes.to_yaml(PLAN.recipe)
+STOPPED = End("interrupted", 75)
 WINDOW = (
     '{"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,"tokens_per_s":9.0,'
     '"valid_tokens_per_s":9.0,"step_s":[1.0],"data_wait_s":[0.0],"not_steady":[1],'
@@ -32,7 +33,7 @@ def claim(tmp_path, monkeypatch):
     """Start an attempt in the test's folder, with a checkpoint of a step."""
 
     def start(step: int = 0) -> RunDirectory:
-        monkeypatch.setattr(run_directory.checkpoint, "newest", lambda *_: (step, []))
+        monkeypatch.setattr(attempt.checkpoint, "newest", lambda *_: (step, []))
         return RunDirectory(tmp_path, PLAN)
 
     return start
@@ -41,7 +42,7 @@ def claim(tmp_path, monkeypatch):
 @pytest.fixture
 def unfinished(tmp_path, claim):
     """The directory of an interrupted run with a line of metrics."""
-    claim().finish("interrupted")
+    claim().finish(STOPPED)
     (tmp_path / "metrics.jsonl").write_text(WINDOW)
     return tmp_path
 
@@ -71,7 +72,7 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
     directory = claim()
     with pytest.raises(InputError, match="is being written by another run that is alive"):
         claim()
-    directory.finish("completed")
+    directory.finish(End("completed", 0))
     with pytest.raises(InputError, match="holds a completed run"):
         claim()
 
@@ -90,7 +91,7 @@ def test_what_a_run_says_of_itself(tmp_path):
     (tmp_path / "study/recipe").mkdir(parents=True)
     (tmp_path / "study/study.yaml").touch()
     for run, folder in ("alone", "alone"), ("study/recipe/seed0", "study"):
-        RunDirectory(tmp_path / run, PLAN).finish("failed", "for a reason")
+        RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
         manifest = read(tmp_path / run / "manifest.json", Manifest)
         assert (manifest.status, manifest.error) == ("failed", "for a reason")
         assert manifest.end >= manifest.start and manifest.data == PLAN.token_file.path.name
@@ -121,7 +122,7 @@ def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = contents(unfinished)
-    with patch.object(run_directory.files, "write_whole", full), suppress(OSError):
+    with patch.object(attempt.files, "write_whole", full), suppress(OSError):
         claim()
     assert contents(unfinished) == before
     assert claim().manifest.attempt == 2
@@ -130,7 +131,7 @@ def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
 def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     child = os.fork()
     if not child:
-        run_directory._git = lambda *_: os._exit(7)
+        attempt._git = lambda *_: os._exit(7)
         with suppress(Exception):
             claim()
         os._exit(1)
@@ -139,7 +140,7 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     assert third.manifest.attempt == 2
     assert (unfinished / "attempt1/metrics.jsonl").read_text() == WINDOW
     assert not (unfinished / "metrics.jsonl").exists()
-    third.finish("interrupted")
+    third.finish(STOPPED)
     assert claim(step=1).manifest.attempt == 3
     assert (unfinished / "metrics.jsonl").read_text() == WINDOW
 
