@@ -77,13 +77,12 @@ class Proof:
     """
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer):
-        self.plan, self.model, self.optimizer = plan, model, optimizer
+        self.plan, self.optimizer = plan, optimizer
         self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
         self.fp8 = plan.fp8  # of the steps to come
-        self.profiled: records.Stretch | None = None
-        self.attention = self.moved = None
+        self.attention: str | None = None  # until a step was profiled
         self.evidence: dict[str, dict] = {}  # by extension
 
         owned = set(map(id, chain(*(group["params"] for group in optimizer.param_groups))))
