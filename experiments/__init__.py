@@ -19,10 +19,9 @@ The way of `make study` to the first step of an optimizer, each file where it is
       corpus/tokens.py               the token file; checked by rows.py
       jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
-      training/attempt.py            the run from here to its end
-      training/run_directory.py      its folder, and the checkpoint that it may go on from
+      training/attempt.py            the run from here to its end: its folder, its training
       training/trainer.py            `Trainer.train_step`, with the loader of corpus/rows.py,
-                                     checkpoint.py, metrics.py, traces.py, models/optimizer.py,
-                                     and proof.py with matmuls.py; forward and backward are
+                                     checkpoint.py, metrics.py, models/optimizer.py,
+                                     and proof.py; forward and backward are
                                      torchtitan's
 """

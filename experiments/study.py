@@ -159,8 +159,7 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
 
     Raises `InputError` for a folder with an unfinished run of another recipe.
     """
-    from experiments.training.plan import to_yaml
-    from experiments.training.run_directory import check_recipe
+    from experiments.training.plan import check_recipe, to_yaml
     from models import device
 
     runs = []

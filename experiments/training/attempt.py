@@ -1,7 +1,19 @@
-"""One attempt at a run: its directory, its training, how it ended."""
+"""One attempt at a run: its directory, its training, how it ended.
+
+What the files of the directory hold is in experiments/records/run.py.
+"""
 
 import logging
+import os
+import platform
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,34 +21,30 @@ import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from experiments.jobs.command import (
-    BAD_INPUT,
-    COMPLETED,
-    DIVERGED,
-    FAILED,
-    Interrupted,
-    Stop,
-    log_to,
-)
+from experiments.jobs.command import COMPLETED, DIVERGED, FAILED, Interrupted, Stop, log_to
 from experiments.records import files
-from experiments.records.files import run_folder
-from experiments.records.run import LOG, METRICS, PROOF, TIMING, Window
-from experiments.training.machine import Finding, less_memory
-from experiments.training.plan import Plan
+from experiments.records import run as records
+from experiments.records.files import check_folder, lock_folder, run_folder
+from experiments.training import checkpoint
+from experiments.training.machine import LESS_MEMORY, Finding
+from experiments.training.metrics import TIMELINE
+from experiments.training.plan import Plan, check_recipe, digest, to_yaml
 from experiments.training.proof import ProofError
-from experiments.training.run_directory import RunDirectory
 from experiments.training.trainer import Diverged, Trainer, be_alone
+from models import device
+from models.architectures import label
 from models.errors import InputError
+
+# The manifest last: a start that is killed while it moves them is repeated
+_MOVED = (records.METRICS, records.TIMING, records.PROOF, records.MANIFEST)
 
 
 class End(NamedTuple):
-    """Status and error sentence for the manifest, exit code, and whether all of the run's processes
-    end so."""
+    """Status for the manifest, exit code, error sentence."""
 
     status: str
-    error: str | None
     code: int
-    together: bool = False
+    error: str | None = None
 
 
 def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> int:
@@ -46,8 +54,7 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> in
     """
     be_alone()
     out = out or run_folder(plan.recipe.name, plan.config.debug.seed)
-    directory = RunDirectory(out, plan)
-    end = train(plan, findings, out, directory, stop)
+    end = train(plan, findings, out, RunDirectory(out, plan), stop)
     if dist.is_initialized():
         dist.destroy_process_group()
     return end.code
@@ -57,26 +64,26 @@ def train(
     plan: Plan,
     findings: list[Finding],
     out: Path,
-    directory: RunDirectory | None,
+    directory: "RunDirectory | None",
     stop: Stop,
 ) -> End:
     """Train in this process to the end, whatever it is, and write the records, if there is a
     directory for them; what was found before (`findings`) goes into the log."""
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
-    log = out / LOG if directory else None
-    trainer, end = None, End("completed", None, COMPLETED, together=True)
+    log, after = (out / records.LOG, directory.step) if directory else (None, 0)
+    trainer, end = None, End("completed", COMPLETED)
     log_to(log)
     for topic, finding in findings:
         logging.info(f"{topic}: {finding}")
+    for sentence in directory.said if directory else ():
+        logging.warning(sentence)
     try:
         trainer = Trainer(plan, stop)
-        step = trainer.resume()
         if directory:
-            directory.take_over(step)
-            _listen(trainer, directory.path)
-        trainer.train()
+            _listen(trainer, out)
+        trainer.train(after)
     except (Exception, CheckpointException, KeyboardInterrupt) as error:
-        end = _end(error, plan, stop)
+        end = _end(error, stop)
     if trainer:
         with only_logged("could not close the run cleanly"):
             if directory:
@@ -85,31 +92,29 @@ def train(
     if end.error:  # last, so that a study shows it
         logging.error(end.error)
     if directory:
-        _finish(directory, end)
+        directory.finish(end)
     return end
 
 
-def _end(error: BaseException, plan: Plan, stop: Stop) -> End:
+def _end(error: BaseException, stop: Stop) -> End:
     """Say how a run ends that an exception ended."""
     match error:
         case Interrupted():
-            return End("interrupted", str(error), error.code, together=True)
+            return End("interrupted", error.code, str(error))
         case KeyboardInterrupt():
-            return End("interrupted", f"stopped by {stop.why} before the end of a step", stop.code)
+            return End("interrupted", stop.code, f"stopped by {stop.why} before the end of a step")
         case Diverged():
-            return End("diverged", str(error), DIVERGED, together=True)
-        case InputError():
-            return End("failed", str(error), BAD_INPUT)
+            return End("diverged", DIVERGED, str(error))
         case ProofError():
-            return End("failed", str(error), FAILED)
+            return End("failed", FAILED, str(error))
     logging.error("the run failed", exc_info=error)
     if isinstance(error, torch.OutOfMemoryError):
-        return End("failed", f"the GPU is out of memory: {less_memory(plan.config)}", FAILED)
+        return End("failed", FAILED, f"the GPU is out of memory: {LESS_MEMORY}")
     task = ""
     if isinstance(error, CheckpointException):
         task = "a checkpoint could not be written or read: "
         error, _ = next(iter(error.failures.values()))  # of the first rank, with its traceback
-    return End("failed", f"{task}{type(error).__name__}: {error}".splitlines()[0], FAILED)
+    return End("failed", FAILED, f"{task}{type(error).__name__}: {error}".splitlines()[0])
 
 
 def _listen(trainer: Trainer, path: Path) -> None:
@@ -118,26 +123,14 @@ def _listen(trainer: Trainer, path: Path) -> None:
 
     def on_step(step: int) -> None:
         if step == trainer.first_step:
-            files.write(path / TIMING, trainer.timing)
+            files.write(path / records.TIMING, TIMELINE.end_first_step())
         if step == trainer.profiled_step:
-            files.write(path / PROOF, evidence(trainer))
+            files.write(path / records.PROOF, evidence(trainer))
 
-    def on_window(window: Window) -> None:
-        files.append(path / METRICS, window)
+    def on_window(window: records.Window) -> None:
+        files.append(path / records.METRICS, window)
 
     trainer.on_step, trainer.on_window = on_step, on_window
-
-
-def _finish(directory: RunDirectory, end: End) -> None:
-    """Put the end on record and on the screen."""
-    line = f"{end.status}: {directory.path}"
-    if end.error:
-        line += f" ({end.error})"
-    try:
-        directory.finish(end.status, end.error)
-    except OSError as error:  # a full disk: what was written before stays as it is
-        line += f": not on record: {error.strerror}"
-    print(line)
 
 
 @contextmanager
@@ -147,3 +140,151 @@ def only_logged(sentence: str):
         yield
     except (Exception, CheckpointException):
         logging.warning(sentence, exc_info=True)
+
+
+# ---- the run's directory ----
+
+
+class RunDirectory:
+    """A run directory that no other live process writes to.
+
+    `step` is that of the checkpoint to go on from; 0: none. `said` is for the log.
+    """
+
+    def __init__(self, path: Path, plan: Plan):
+        """Lock the directory, set the records of an unfinished run aside, write recipe and
+        manifest.
+
+        Raises `InputError` if the directory holds something else than this run unfinished, and if
+        another live process holds it; then no record in it has changed. Raises OSError.
+        """
+        check_folder(path, "run", records.RECIPE, records.MANIFEST)
+        self.path, self._lock = path, lock_folder(path, "run")
+        earlier = _check(path, plan)
+        self.step, self.said = 0, []
+        if plan.config.checkpoint.enable:
+            folder, last = path / records.CHECKPOINT, plan.config.training.steps
+            self.step, self.said = checkpoint.newest(folder, plan.identity, last)
+        files.write_whole(path / records.RECIPE, to_yaml(plan))
+        (path / records.LOG).touch()  # recipe and log first: a full disk stops here
+        attempt = self._set_aside(earlier)
+        self.manifest = _manifest(plan, attempt, path)
+        files.write(path / records.MANIFEST, self.manifest)
+        self._take_over(attempt - 1)
+
+    def _set_aside(self, earlier: records.Manifest | None) -> int:
+        """Move the records of an unfinished attempt to attempt<k>/; return the next number."""
+        attempt = earlier.attempt if earlier else len(list(self.path.glob("attempt*"))) + 1
+        aside = self.path / records.ATTEMPT.format(attempt)
+        for name in _MOVED:
+            if (self.path / name).exists():
+                aside.mkdir(exist_ok=True)
+                (self.path / name).rename(aside / name)
+        return attempt + 1 if aside.exists() else attempt
+
+    def _take_over(self, attempts: int) -> None:
+        """Copy what earlier attempts recorded up to the checkpoint: the windows, and the proof.
+
+        An attempt that trains far enough writes a proof of its own.
+        """
+        for attempt in range(attempts, 0, -1):
+            earlier = self.path / records.ATTEMPT.format(attempt)
+            windows = files.read_windows(earlier / records.METRICS)
+            taken = [window for window in windows if window.step <= self.step]
+            if taken:  # an attempt that died before its first step has none
+                files.write_whole(self.path / records.METRICS, "".join(map(files.line, taken)))
+                if (earlier / records.PROOF).exists():
+                    shutil.copy(earlier / records.PROOF, self.path)
+                return
+
+    def finish(self, end: End) -> None:
+        """Put the end on record and on the screen, and unlock the directory."""
+        ended = {"status": end.status, "error": end.error, "end": datetime.now(UTC)}
+        line = f"{end.status}: {self.path}"
+        if end.error:
+            line += f" ({end.error})"
+        try:
+            files.write(self.path / records.MANIFEST, self.manifest.model_copy(update=ended))
+        except OSError as error:  # a full disk: what was written before stays as it is
+            line += f": not on record: {error.strerror}"
+        self._lock.close()
+        print(line)
+
+
+def _check(path: Path, plan: Plan) -> records.Manifest | None:
+    """Check that a folder is new, empty, or holds the same run unfinished; return that one's
+    manifest. Raises `InputError`."""
+    check_recipe(path, plan)
+    try:
+        earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
+    except files.RecordError as error:
+        mend = "move it away to go on with the run, or choose another --out"
+        raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None
+    if earlier and earlier.status == "completed":
+        raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
+    return earlier
+
+
+# ---- what a run says of itself ----
+
+
+def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
+    """Say what runs where; write the environment file."""
+    recipe, config, training = plan.recipe, plan.config, plan.config.training
+    matmul, peak = plan.fp8.matmul, device.peak()
+    commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
+    packages = {package.name: package.version for package in distributions() if package.name}
+    environment = records.Environment(packages=dict(sorted(packages.items())), diff=diff)
+    return records.Manifest(
+        status="running",
+        attempt=attempt,
+        start=datetime.now(UTC),
+        command=shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        python=platform.python_version(),
+        packages={name: packages[name] for name in ("torch", "torchao", "torchtitan", "triton")},
+        environment=_write_environment(path, environment),
+        git={"commit": commit and commit.strip(), "changes": diff and digest(diff)},
+        recipe=recipe.name,
+        base=recipe.made.base,
+        overlays=recipe.made.overlays,
+        description=recipe.description,
+        seed=config.debug.seed,
+        steps=training.steps,
+        compiled=config.compile.enable,
+        float8=plan.fp8.recipe_name,
+        fp8_matmul=matmul and matmul._asdict(),
+        world_size=plan.world_size,
+        hardware=device.hardware(),
+        peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
+        flavor=label(config),
+        parameters=plan.args.parameters(),
+        flops_per_token=plan.flops_per_token,
+        flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
+        seq_len=training.seq_len,
+        dataset=training.dataset,
+        data=plan.token_file.path.name,
+        cuda=torch.version.cuda,
+    )
+
+
+def _write_environment(path: Path, environment: records.Environment) -> str:
+    """Write the environment file, of a study's runs once into its folder; return its name."""
+    text = environment.model_dump_json(indent=2) + "\n"
+    name = records.ENVIRONMENT.format(digest(text))
+    above = path.absolute().parent.parent  # the study's folder is above the recipe's
+    folder = above if (above / records.STUDY_FILE).exists() else path
+    if not (folder / name).exists():
+        files.write_whole(folder / name, text)
+    return name
+
+
+def _git(*arguments: str) -> str | None:
+    """Ask git of this code; None outside a git checkout, and for an empty answer."""
+    command, here = ["git", *arguments], Path(__file__).parent
+    try:
+        answer = subprocess.check_output(command, cwd=here, stderr=subprocess.DEVNULL, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.decode(errors="replace") or None

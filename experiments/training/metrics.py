@@ -1,10 +1,14 @@
-"""Measure a run: the parts of its start, and its log windows."""
+"""Measure a run: the parts of its start, its log windows, and traces of its steps."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import calculate_time_spent, counters
+from torch.profiler import ProfilerAction, profile, schedule
 from torchtitan.components.metrics import MetricsProcessor
 
 from experiments.records.run import Timing, Window
@@ -37,13 +41,11 @@ class Timeline:
 
     def __init__(self):
         self.parts: dict[str, float] = {}
-        self._last = 0.0
 
     def mark(self, part: str) -> None:
         """Count the time since the last mark for a part."""
-        now = device.seconds_since_process_start()
-        self.parts[part] = self.parts.get(part, 0.0) + now - self._last
-        self._last = now
+        since_last = device.seconds_since_process_start() - sum(self.parts.values())
+        self.parts[part] = self.parts.get(part, 0.0) + since_last
 
     def end_first_step(self) -> Timing:
         """Count what torch.compile took of the first step as a part of its own; return all."""
@@ -137,3 +139,36 @@ def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, flo
 def finite(value: float) -> float | None:
     """Write a number that is not finite as null."""
     return value if math.isfinite(value) else None
+
+
+# ---- traces, by torchtitan's keys `profiling.*`, for chrome://tracing and ui.perfetto.dev ----
+
+
+def tracer(config, begin: int, skip: int) -> AbstractContextManager[profile | None]:
+    """Trace `profiler_active` steps in each `profile_freq`; None if the recipe asks for no traces.
+
+    torchtitan's own has no trace of a CPU, and cannot wait for the proof's profiler, beside which
+    no other may run. `begin` steps ended before this process began; its first `skip` steps are not
+    counted.
+    """
+    keys = config.profiling
+    if not keys.enable_profiling:
+        return nullcontext()
+
+    def write(profiler: profile) -> None:
+        name = f"iteration_{begin + profiler.step_num}"
+        folder = Path(config.job.dump_folder, keys.save_traces_folder, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / f"rank{dist.get_rank()}_trace.json"))
+
+    warmup, active = keys.profiler_warmup, keys.profiler_active
+    wait = keys.profile_freq - warmup - active
+    cycle = schedule(wait=wait, warmup=warmup, active=active, skip_first=skip)
+    return profile(schedule=cycle, on_trace_ready=write, record_shapes=True)
+
+
+def end_traced_step(profiler: profile) -> bool:
+    """Go on to the next step; returns whether tracing makes it slower."""
+    before = profiler.current_action
+    profiler.step()
+    return {before, profiler.current_action} != {ProfilerAction.NONE}

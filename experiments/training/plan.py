@@ -2,16 +2,17 @@
 
     plan       the model, its layers in FP8, memory: needs no GPU and no data
     open_data  the token file, prepared where it is not there yet
-    to_yaml    both, with the resolved recipe, as a run's recipe.yaml; `plan` reads them from there
+    to_yaml    the resolved recipe as a run's recipe.yaml, with the layers and the token file, which
+               `plan` and `open_data` take from there
 
 All raise `InputError` with a sentence that says what to change. What this machine must have is in
 machine.py.
 """
 
+import hashlib
 import json
-import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ import torch
 
 from experiments.config import recipes
 from experiments.config.keys import Config
+from experiments.records.run import RECIPE
 from models import float8
 from models.architectures import build, model_args
 from models.errors import InputError
@@ -37,16 +39,23 @@ class Plan:
     recipe: recipes.Recipe
     args: object  # of the model's class
     fp8: float8.Choice  # which layers, with which scaling, multiplied how
-    flops_per_token: int
-    passes: int  # forward passes of a step (gradient accumulation)
-    world_size: int  # processes of the run, each on a device of its own
-    shards: int  # of them that share parameters, gradients and optimizer states
-    memory: dict[str, float]  # bytes on each device by use
+    shards: int = 1  # processes that share parameters, gradients and optimizer states
     token_file: "TokenFile | None" = None  # once it is opened
 
     @property
     def config(self):
         return self.recipe.config
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the run, each on a device of its own."""
+        return self.recipe.processes
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of a step (gradient accumulation)."""
+        training = self.config.training
+        return max(1, training.global_batch_size // (training.local_batch_size * self.world_size))
 
     @property
     def tokens(self) -> int:
@@ -55,9 +64,21 @@ class Plan:
         return self.passes * training.local_batch_size * training.seq_len
 
     @property
+    def flops_per_token(self) -> int:
+        return self.args.flops_per_token(self.config.training.seq_len)
+
+    @property
     def memory_needed(self) -> float:
         """Bytes on each device."""
-        return sum(self.memory.values())
+        by_use = memory_by_use(self.config, self.args, self.shards, self.passes)
+        for estimate in self.recipe.hooks("memory_by_use"):
+            by_use |= estimate(self.config, self.args, self.shards)
+        return sum(by_use.values())
+
+    @property
+    def identity(self) -> str:
+        """What a checkpoint's numbers depend on."""
+        return f"recipe {digest_of(self.recipe)}, data {self.token_file.path.name}"
 
     def describe(self) -> str:
         """Say what is trained, in which precision."""
@@ -71,31 +92,27 @@ class Plan:
 
 def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check a recipe. Raises `InputError`."""
-    if _found(recipe):
-        return _read(recipe)
-    config, training = recipe.config, recipe.config.training
-    with torch.device("meta"):  # modules by name, no weights
-        model = build(config)
-    args = model.model_args
-    fp8 = float8.choose(model, config.quantize.linear.float8)
+    config = recipe.config
+    args, fp8 = model_args(config), _choose_fp8(recipe)
     shards = recipe.hook("shards", check_whole)(config, args, fp8.layers)
-    passes = max(1, training.global_batch_size // (training.local_batch_size * recipe.processes))
-    memory = memory_by_use(config, args, shards, passes)
-    for estimate in recipe.hooks("memory_by_use"):
-        memory |= estimate(config, args, shards)
-    planned = Plan(
-        recipe=recipe,
-        args=args,
-        fp8=fp8,
-        flops_per_token=args.flops_per_token(training.seq_len),
-        passes=passes,
-        world_size=recipe.processes,
-        shards=shards,
-        memory=memory,
-    )
+    planned = Plan(recipe, args, fp8, shards)
     for check in recipe.hooks("check"):
         check(planned)
     return planned
+
+
+def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
+    """Choose what runs in FP8, or take the layers that `to_yaml` wrote; how their matrices are
+    multiplied is this machine's."""
+    keys, found = recipe.config.quantize.linear.float8, _found(recipe)
+    if keys.recipe_name is None:
+        return float8.Choice()
+    if not found:
+        with torch.device("meta"):  # modules by name, no weights
+            return float8.choose(build(recipe.config), keys)
+    scaling, layers = SCALINGS[keys.recipe_name], frozenset(found["fp8_layers"])
+    matmul = float8.choose_matmul(scaling, keys.emulate)
+    return float8.Choice(keys.recipe_name, scaling, layers, matmul, found["fp8_flops_per_token"])
 
 
 def check_whole(config, *_) -> int:
@@ -114,43 +131,6 @@ def refuse(config: Config, keys: Iterable[str], needs: str) -> None:
             raise InputError(f"{key} needs {needs}: set it to {json.dumps(default)}")
 
 
-# ---- in a run's folder ----
-
-_NUMBERS = ("flops_per_token", "passes", "world_size", "shards", "memory")
-
-
-def to_yaml(planned: Plan) -> str:
-    """Write a run's recipe.yaml."""
-    fp8 = {"layers": sorted(planned.fp8.layers), "flops_per_token": planned.fp8.flops_per_token}
-    numbers = {name: getattr(planned, name) for name in _NUMBERS}
-    found = {"token_file": str(planned.token_file.path), "fp8": fp8, "numbers": numbers}
-    return recipes.to_yaml(planned.recipe, found | {"recipe": _digest(planned.recipe)})
-
-
-def _digest(recipe: recipes.Recipe) -> int:
-    return zlib.crc32(recipes.to_yaml(recipe).encode())
-
-
-def _found(recipe: recipes.Recipe) -> dict | None:
-    """Return what `to_yaml` wrote of this recipe; None if its keys were changed since."""
-    found = recipe.made.plan
-    return found if found and found["recipe"] == _digest(recipe) else None
-
-
-def _read(recipe: recipes.Recipe) -> Plan:
-    """Take what `to_yaml` wrote; only how FP8 matrices are multiplied is this machine's."""
-    keys, fp8 = recipe.config.quantize.linear.float8, float8.Choice()
-    if keys.recipe_name:
-        found, scaling = recipe.made.plan["fp8"], SCALINGS[keys.recipe_name]
-        matmul = float8.choose_matmul(scaling, keys.emulate)
-        layers, flops = frozenset(found["layers"]), found["flops_per_token"]
-        fp8 = float8.Choice(keys.recipe_name, scaling, layers, matmul, flops)
-    return Plan(recipe, model_args(recipe.config), fp8, **recipe.made.plan["numbers"])
-
-
-# ---- data ----
-
-
 def open_data(planned: Plan) -> tuple[Plan, str]:
     """Open the token file of a plan, prepared where it is not there yet; return the plan with it,
     and what the run reads.
@@ -167,3 +147,48 @@ def open_data(planned: Plan) -> tuple[Plan, str]:
         rows.check_vocabulary(token_file, planned.args.vocab_size)
     finding = rows.describe(token_file, planned.config, planned.world_size)
     return replace(planned, token_file=token_file), finding
+
+
+# ---- in a run's folder ----
+
+
+def to_yaml(planned: Plan) -> str:
+    """Write a run's recipe.yaml."""
+    found = {
+        "recipe": digest_of(planned.recipe),
+        "token_file": str(planned.token_file.path),
+        "fp8_layers": sorted(planned.fp8.layers),
+        "fp8_flops_per_token": planned.fp8.flops_per_token,
+    }
+    return recipes.to_yaml(planned.recipe, found)
+
+
+def _found(recipe: recipes.Recipe) -> dict | None:
+    """Return what `to_yaml` wrote of this recipe; None if its keys were changed since."""
+    found = recipe.made.plan
+    return found if found and found["recipe"] == digest_of(recipe) else None
+
+
+def check_recipe(path: Path, plan: Plan) -> None:
+    """Check that a folder has no recipe.yaml, or the plan's, whose steps may be others.
+
+    Raises `InputError`.
+    """
+    file = path / RECIPE
+    if file.exists() and digest_of(recipes.load(str(file))) != digest_of(plan.recipe):
+        raise InputError(
+            f"{path} holds an unfinished run of another recipe: give the same name, overlays, "
+            "seed and keys to go on with it, or choose another --out"
+        )
+
+
+def digest_of(recipe: recipes.Recipe) -> str:
+    """Digest the keys of a run, but for how long it is."""
+    sections = asdict(recipe.config)
+    del sections["job"], sections["training"]["steps"]
+    return digest(json.dumps(sections, sort_keys=True))
+
+
+def digest(text: str) -> str:
+    """Tell texts apart by 8 letters."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -6,13 +6,12 @@ Three claims. A claim that does not hold stops the run:
   1. Every trainable parameter is in the optimizer. (An extension can leave parameters out on
      purpose; such orphans are on record instead.)
   2. The layers in FP8 are those that the recipe names, and one profiled step calls
-     `aten::_scaled_mm` for each of their matmuls, in number and shape (matmuls.py), with the
-     recipe's scaling, or never in bf16.
+     `aten::_scaled_mm` for each of their matmuls, in number and shape, or never in bf16.
      A recipe with `torch.compile` has compiled graphs.
   3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
 
 An emulated run rounds to FP8 and multiplies in float32: it is on record as emulated, and the
-matmuls and scaling of claim 2 are not checked.
+matmuls of claim 2 are not checked.
 
 One profiled step does not show what other steps do, which FP8 format the gradients have, or how
 emulated formats round: tests compare those with plain arithmetic.
@@ -25,8 +24,13 @@ The trainer calls, in this order:
     record()       gives the contents of proof.json
 """
 
-from collections.abc import Iterator
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -35,19 +39,21 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from experiments.records import run as records
-from experiments.training.matmuls import (
-    Matmul,
-    differences,
-    find_attention,
-    find_matmuls,
-    flops_by_operator,
-)
 from experiments.training.plan import Plan
 from models import float8
 from models.device import local
 
 LOOKED_AT = 1 << 24  # elements of a parameter, which bounds memory
 WITNESSES = 64  # elements remembered per parameter
+
+_FP8_MATMUL = "aten::_scaled_mm"
+# Attention is none of these: bmm, or a kernel of its own.
+_MATMULS = {_FP8_MATMUL, "aten::mm", "aten::addmm", "aten::_grouped_mm"}
+_ATTENTION = re.compile("aten::_scaled_dot_product_(?:attention_)?(cudnn|flash|efficient|math)")
+_COMPILATIONS = {
+    "_compile.compile_inner (dynamo_timed)",
+    "backward._backward_impl (dynamo_timed)",
+}
 
 
 class ProofError(RuntimeError):
@@ -71,18 +77,15 @@ class Proof:
     """
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer):
-        self.plan, self.model, self.optimizer = plan, model, optimizer
+        self.plan, self.optimizer = plan, optimizer
         self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
         self.fp8 = plan.fp8  # of the steps to come
-        self.profiled: records.Stretch | None = None
-        self.attention = self.moved = None
+        self.attention: str | None = None  # until a step was profiled
         self.evidence: dict[str, dict] = {}  # by extension
 
-        owned = set()
-        for group in optimizer.param_groups:
-            owned.update(map(id, group["params"]))
+        owned = set(map(id, chain(*(group["params"] for group in optimizer.param_groups))))
         self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
         plan.recipe.hook("check_orphans", check_orphans)(plan.config, self.orphans)
 
@@ -90,8 +93,7 @@ class Proof:
         if differ:
             raise ProofError(
                 f"the recipe converts {len(plan.fp8.layers)} linear layers to FP8, and "
-                f"{len(self.converted)} were converted, with another choice for "
-                f"{', '.join(differ[:3])}"
+                f"{len(self.converted)} were converted: {differ[0]} is one too many or too few"
             )
 
     # ---- claim 2: FP8 layers multiply in FP8 ----
@@ -114,33 +116,18 @@ class Proof:
         )
         for check in checks:
             check(self, profiler)
-        wrong = None if self.fp8.emulated else self._find_wrong(matmuls)
-        if wrong:
-            raise ProofError(f"in step {step} {wrong}")
+        layers = self.converted.values() if self.fp8.scaling else []
+        differ = differences(self.plan, layers, matmuls)
+        if differ and not self.fp8.emulated:
+            raise ProofError(
+                f"the FP8 matmuls are not the recipe's: in step {step} aten::_scaled_mm ran "
+                f"{'; '.join(differ[:3])} (M x K x N)"
+            )
         if self.plan.config.compile.enable and compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
-
-    def _find_wrong(self, matmuls: list[Matmul]) -> str | None:
-        """Say how the matmuls of a step differ from its recipe's; None if they do not."""
-        scaling, scaled = self.fp8.scaling, self.profiled.row_scaled_flops
-        if scaling is None:
-            flops = self.profiled.fp8_flops
-            return f"{flops:.3e} FLOPs ran in FP8, and the step is in bf16" if flops else None
-        differ = differences(self.plan, self.converted, matmuls)
-        if differ:
-            return (
-                "not (all) of the FP8 recipe ran in FP8: aten::_scaled_mm ran "
-                f"{'; '.join(differ[:3])} (M x K x N)"
-            )
-        if bool(scaled) != scaling.by_rows:
-            return (
-                f"{scaled:.3e} FP8 FLOPs had a scale for each row, and the recipe's scaling is "
-                f"{self.fp8.recipe_name}"
-            )
-        return None
 
     # ---- claim 3: parameters move ----
 
@@ -237,3 +224,101 @@ def _find_witnesses(
     moves = (weight.float() - 0.5 * lr * gradient.float().sign()).to(weight.dtype) != weight
     index = (moves & (gradient.abs() > 100 * eps)).nonzero().flatten()[:WITNESSES]
     return index, weight[index]
+
+
+# ---- the matmuls of a profiled step ----
+
+
+class Matmul(NamedTuple):
+    """A matmul of a profiled step."""
+
+    operator: str
+    shape: tuple[int, int, int]  # M, K, N: (M, K) by (K, N)
+    row_scaled: bool  # in FP8, with a column of scales (M, 1)
+
+    @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.shape)
+
+    @property
+    def in_fp8(self) -> bool:
+        return self.operator == _FP8_MATMUL
+
+
+def find_matmuls(events: Iterable) -> list[Matmul]:
+    """List the matmuls of a profile with shapes; without attention's.
+
+    What torch.compile calls while it compiles, to trace or to try kernels, is left out: a phase of
+    one step is profiled in the step that compiles it.
+    """
+    return _find(event for event in events if event.cpu_parent is None)
+
+
+def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
+    """Add up the FLOPs of matmuls."""
+    flops = Counter()
+    for matmul in matmuls:
+        flops[matmul.operator] += matmul.flops
+    return dict(flops)
+
+
+def find_attention(events: Iterable) -> str | None:
+    """Name whose kernels computed attention; None without any."""
+    found = [_ATTENTION.match(event.name) for event in events]
+    return ", ".join(sorted({match[1] for match in found if match})) or None
+
+
+def _find(events: Iterable) -> list[Matmul]:
+    """List the matmuls that operators are or call.
+
+    Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm: the latter counts.
+    Any other matmul that calls matmuls counts itself.
+    """
+    found = []
+    for event in events:
+        if event.name in _COMPILATIONS:
+            continue
+        called = _find(event.cpu_children)
+        if event.name in _MATMULS:
+            called = [matmul for matmul in called if matmul.in_fp8] or [_matmul(event)]
+        found += called
+    return found
+
+
+def _matmul(event) -> Matmul:
+    shapes = event.input_shapes
+    left, right = shapes[event.name == "aten::addmm" :][:2]  # without addmm's bias
+    # A grouped matmul has the rows of all groups in its left operand.
+    shape = math.prod(left[:-1]), left[-1], right[-1]
+    column = any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in shapes)
+    return Matmul(event.name, shape, row_scaled=column and event.name == _FP8_MATMUL)
+
+
+def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
+    """Name the shapes with too few or too many FP8 matmuls in a step.
+
+    A converted layer of `in` and `out` features multiplies, for each pass over `tokens`:
+
+        output             (tokens, in) by (in, out)
+        input's gradient   (tokens, out) by (out, in)
+        weight's gradient  (out, tokens) by (tokens, in); in bf16 where the scaling says so
+
+    Recomputation repeats the output's matmul, except where compiled code or a policy sees no need:
+    with recomputation it counts once or twice. All else is exact.
+    """
+    tokens, passes = plan.tokens // plan.passes, plan.passes
+    recomputes = plan.config.activation_checkpoint.mode != "none"
+    least, most = Counter(), Counter()
+    for layer in layers:
+        n, k = layer.weight.shape
+        count = plan.fp8.scaling.matmuls if layer.weight.requires_grad else 2
+        shapes = [(tokens, k, n), (tokens, n, k), (n, tokens, k)][:count]
+        least.update(shapes * passes)
+        most.update((shapes + shapes[:1] * recomputes) * passes)
+    ran = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8)
+    found = []
+    for shape in most.keys() | ran.keys():
+        if not least[shape] <= ran[shape] <= most[shape]:
+            sizes = " x ".join(map(str, shape))
+            found.append(f"{ran[shape]} instead of {least[shape]} of {sizes}")
+    return found

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -16,7 +15,6 @@ import torch.distributed as dist
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
-from torchtitan.components.checkpoint import DATALOADER
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.components.optimizer import build_optimizers
 from torchtitan.tools.logging import logger
@@ -24,13 +22,11 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import Loader
 from experiments.jobs.command import Interrupted, Stop
-from experiments.records.run import NOT_STEADY_STEPS, Timing, Window
-from experiments.training import traces
+from experiments.records.run import NOT_STEADY_STEPS, Window
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter, alone
+from experiments.training.metrics import TIMELINE, Meter, alone, end_traced_step, tracer
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
-from experiments.training.run_directory import identity
 from models import float8, optimizer
 from models.architectures import architecture, parallelize, train_spec
 from models.device import local
@@ -51,45 +47,9 @@ class Diverged(RuntimeError):
 def be_alone() -> None:
     """Tell torch.distributed, which torchtitan needs, that this process is the only one: it waits
     for nobody and needs no NCCL."""
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
-
-
-# ---- torchtitan's parts, in the order in which its `__init__` builds them ----
-
-
-class Converter:
-    """Swaps linear layers of the model, which is there without weights, for FP8 layers."""
-
-    def __init__(self, plan: Plan, *_):  # torchtitan's: the configuration, which the plan has
-        self.plan = plan
-
-    def convert(self, model: torch.nn.Module) -> None:
-        TIMELINE.mark("model_build")
-        self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
-        TIMELINE.mark("conversion")
-
-    def post_optimizer_hook(self, model_parts: list) -> None:
-        """Called by torchtitan after a step: nothing is left to do."""
-
-
-def _train_spec(plan: Plan):
-    """Say how torchtitan builds the other parts of a run."""
-    return train_spec(
-        plan.config,
-        model_cls=architecture(plan.config).model,
-        build_optimizers_fn=partial(_build_optimizers, plan),
-        build_dataloader_fn=None,  # built with the token file, below
-        parallelize_fn=partial(parallelize, shard=plan.recipe.hook("parallelize")),
-    )
-
-
-def _build_optimizers(plan: Plan, *parts):
-    """Build the optimizer; the model has its weights."""
-    TIMELINE.mark("model_build")
-    build = plan.recipe.hook("build_optimizers", lambda config, *parts: build_optimizers(*parts))
-    return build(plan.config, *parts)
 
 
 class Trainer(titan.Trainer):
@@ -100,31 +60,60 @@ class Trainer(titan.Trainer):
     def __init__(self, plan: Plan, stop: Stop):
         TIMELINE.mark("setup")
         self.plan, self.stop = plan, stop
-        config, hook = plan.config, plan.recipe.hook
+        config = plan.config
 
-        # In here, in this order: process group, model on the meta device, FP8 conversion,
-        # recomputation, compilation and sharding (`parallelize` in models/architectures.py),
-        # weights, optimizer, schedule, checkpoints.
-        with (  # torchtitan has no hook for the second, and registries for all runs for the others
-            patch.object(titan, "build_model_converters", partial(Converter, plan)),
-            patch.object(titan, "CheckpointManager", hook("Checkpoints", Checkpoints)),
-            patch.object(titan.train_spec_module, "get_train_spec", lambda _: _train_spec(plan)),
+        # In here, in this order: process group, loader, model on the meta device, FP8 conversion,
+        # recomputation, compilation and sharding, weights, optimizer, schedule, checkpoints.
+        # torchtitan has a registry for all runs instead of the first patch, and no hook for the
+        # other one.
+        with (
+            patch.object(titan.train_spec_module, "get_train_spec", self._train_spec),
+            patch.object(titan, "CheckpointManager", Checkpoints),
         ):
             super().__init__(config)
         if config.training.dtype == config.training.mixed_precision_param:
             # Nothing to cast: autocast would only slow down every operator
             self.maybe_enable_amp = nullcontext()
 
-        self.dataloader = Loader(plan.token_file, config, hook("own_rows", iter))
-        self.checkpointer.states[DATALOADER] = self.dataloader
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.meter = Meter(plan, self.metrics_processor)
-        self.combine = hook("combine", alone)  # values of a run's processes
+        self.combine = plan.recipe.hook("combine", alone)  # values of a run's processes
         self.first_step = 1  # of this process
-        self.timing: Timing | None = None  # until that step has ended
         self._stop_code = 0
-        self._disturbed_after = 0  # the last step that ended with a checkpoint or in a trace
         TIMELINE.mark("optimizer")
+
+    # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
+
+    def _train_spec(self, _):
+        """Say how torchtitan builds the parts of a run."""
+        return train_spec(
+            self.plan.config,
+            model_cls=architecture(self.plan.config).model,
+            build_dataloader_fn=self._build_loader,
+            parallelize_fn=self._convert,
+            build_optimizers_fn=self._build_optimizers,
+        )
+
+    def _build_loader(self, **_) -> Loader:
+        """Build the loader of this process's rows."""
+        plan = self.plan
+        return Loader(plan.token_file, plan.config, plan.recipe.hook("own_rows", iter))
+
+    def _convert(self, model: torch.nn.Module, *others) -> torch.nn.Module:
+        """Swap linear layers of the model, which is there without weights, for FP8 layers;
+        recompute, compile and shard it."""
+        TIMELINE.mark("model_build")
+        self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
+        TIMELINE.mark("conversion")
+        return parallelize(model, *others, shard=self.plan.recipe.hook("parallelize"))
+
+    def _build_optimizers(self, *parts):
+        """Build the optimizer; the model has its weights."""
+        TIMELINE.mark("model_build")
+        build = self.plan.recipe.hook("build_optimizers")
+        return build(self.plan.config, *parts) if build else build_optimizers(*parts)
+
+    # ---- a run ----
 
     def on_step(self, step: int) -> None:
         """Called when a step has ended."""
@@ -132,23 +121,20 @@ class Trainer(titan.Trainer):
     def on_window(self, window: Window) -> None:
         """Called when a log window has ended."""
 
-    def resume(self) -> int:
-        """Load the newest whole checkpoint; return its step, 0 if there is none."""
-        self.checkpointer.load()
-        self.first_step = self.step + 1
-        return self.step
-
-    def train(self) -> None:
-        """Train to the last step.
+    def train(self, after: int = 0) -> None:
+        """Train to the last step, after that of a checkpoint; 0: there is none.
 
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
+        after = int(self.combine(torch.tensor(after), "max"))  # only one process may have looked
+        self.checkpointer.load(after or -1)  # -1: perhaps the first weights
+        self.first_step = self.step + 1
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
-        with snapshots as memory, traces.tracer(config, self.step, skip=PROFILED - 1) as trace:
+        with snapshots as memory, tracer(config, self.step, skip=PROFILED - 1) as trace:
             batches = self.batch_generator(self.dataloader)
             while self.step < last:
                 self.step += 1
@@ -157,14 +143,19 @@ class Trainer(titan.Trainer):
                 self.checkpointer.save(self.step, last_step=self.step == last)
                 if memory:
                     memory.step()
-                if trace and traces.end_step(trace):
-                    self._disturbed_after = self.step
+                if trace and end_traced_step(trace):
+                    self._disturb_next_step()
                 self.stop.deferred = True  # a request to stop waits for the end of a step
                 if self._stop_code:
-                    saved = self.checkpointer.enable
-                    kept = "a checkpoint was saved" if saved else "checkpoints are not enabled"
-                    why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
-                    raise Interrupted(self._stop_code, f"{why}, {kept}")
+                    self._interrupt()
+
+    def _interrupt(self) -> None:
+        """End a run that is asked to stop, once its checkpoint is written."""
+        why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
+        if self.checkpointer.enable:
+            self.checkpointer._async_wait()
+            why += ", a checkpoint was saved"
+        raise Interrupted(self._stop_code, why)
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log window if it is the window's last one."""
@@ -204,18 +195,17 @@ class Trainer(titan.Trainer):
             stop_code = int(self.combine(torch.tensor(self.stop.code), "max"))
 
         if first:
-            device.synchronize()
-            self.timing = TIMELINE.end_first_step()
+            device.synchronize()  # the time to the first step is that of its kernels too
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
-        steady = self.step >= self._settled and self.step > self._disturbed_after + 1
-        self.meter.end_step(self.step, loss, valid, steady)
+        self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
         self.on_step(self.step)
 
         self._stop_code = 0 if last else stop_code
-        self.checkpointer.asked = self._stop_code > 0
+        if self._stop_code:
+            self.checkpointer.interval = self.step  # so that one is saved now
         saves = self.checkpointer._should_save(self.step)
         if saves:
-            self._disturbed_after = self.step
+            self._disturb_next_step()
         # A window ends also where a checkpoint is saved: a resume loses no step
         ends = last or saves or self._stop_code or not math.isfinite(norm)
         if ends or self.metrics_processor.should_log(self.step):
@@ -227,7 +217,11 @@ class Trainer(titan.Trainer):
         """Begin a stretch of steps that do the same work, from this one to `last`: one of them is
         profiled, and the first are not steady."""
         self.profiled_step = min(self.step + PROFILED - 1, last)
-        self._settled = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
+        self._steady_from = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
+
+    def _disturb_next_step(self) -> None:
+        """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
+        self._steady_from = max(self._steady_from, self.step + 2)
 
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
         """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
@@ -238,30 +232,27 @@ class Trainer(titan.Trainer):
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
         if window.grad_norm is None:
-            raise Diverged(f"the gradient norm was not finite in step {self.step}, {self._why()}")
+            broken = self._broken()  # none where their squares are more than the dtype holds
+            raise Diverged(
+                f"the gradient norm was not finite in step {self.step}, nor the gradients of "
+                f"{len(broken)} parameters: {', '.join(broken[:3])}"
+            )
         largest = float(self.combine(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
         self.metrics_processor.log(self.step, window.losses[-1], largest, norm, curves)
 
-    def _why(self) -> str:
-        """Name parameters whose gradient is not finite."""
+    def _broken(self) -> list[str]:
+        """Name the parameters whose gradient is not finite."""
         names = []
         for name, parameter in self.proof.trainable.items():
             broken = torch.tensor(int(not local(parameter.grad).isfinite().all()))
             if self.combine(broken, "max"):
                 names.append(name)
-        if not names:
-            return "and each gradient is: their squares add up to more than the dtype holds"
-        return f"nor the gradients of {', '.join(names[:3])} ({len(names)} in all)"
+        return names
 
     def notes(self) -> list[str]:
         """Say what a reader of this run's figures should know."""
-        notes, config = [], self.job_config
-        warm_up, last = config.lr_scheduler.warmup_steps, config.training.steps
-        if self.proof.attention:
-            notes.append(f"attention: {self.proof.attention}")
-        if warm_up > last:
-            notes.append(f"the learning rate's warm-up of {warm_up} steps was cut to {last}")
+        notes = [f"attention: {self.proof.attention}"] if self.proof.attention else []
         for own in self.plan.recipe.hooks("notes"):
             notes += own(self)
         return notes
@@ -272,7 +263,7 @@ class Trainer(titan.Trainer):
         """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
         whose it is."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        ours = {f"random_{dist.get_rank()}": random, "identity": identity(self.plan)}
+        ours = {f"random_{dist.get_rank()}": random, "identity": self.plan.identity}
         return super().state_dict() | ours
 
     def load_state_dict(self, state_dict: dict) -> None:

@@ -16,10 +16,10 @@ from extensions.sharded.checks import processes, shards
 from extensions.sharded.collectives import check_profile
 from extensions.sharded.fsdp import before_step, parallelize
 from extensions.sharded.ranks import start
-from extensions.sharded.training import Checkpoints, combine, own_rows, run
+from extensions.sharded.training import combine, own_rows, run
 
 __all__ = [
-    "Checkpoints", "before_step", "check_profile", "combine", "own_rows",
+    "before_step", "check_profile", "combine", "own_rows",
     "parallelize", "processes", "run", "shards", "start",
 ]  # fmt: skip
 

@@ -10,10 +10,8 @@ import torch
 import torch.distributed as dist
 
 from experiments.jobs.command import Stop
-from experiments.training import attempt, checkpoint
+from experiments.training import attempt
 from experiments.training.plan import Plan
-from experiments.training.run_directory import RunDirectory
-from models.errors import InputError
 
 
 def run(plan: Plan, findings: list, out: Path, stop: Stop) -> int:
@@ -26,7 +24,7 @@ def run(plan: Plan, findings: list, out: Path, stop: Stop) -> int:
     ctas = plan.config.comm.nccl_max_ctas
     if ctas:
         os.environ["NCCL_MAX_CTAS"] = str(ctas)  # read when a communicator is created
-    directory = RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
+    directory = attempt.RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
     end = attempt.train(plan, findings, out, directory, stop)
     _leave(end)
     return end.code
@@ -37,7 +35,7 @@ def _leave(end: attempt.End) -> None:
     one exits."""
     if dist.is_initialized():
         with attempt.only_logged("could not leave the process group cleanly"):
-            if end.together:
+            if end.status != "failed":  # or the others may never come
                 dist.barrier()
             dist.destroy_process_group()
 
@@ -65,30 +63,3 @@ def combine(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
 def _hosts(world: dist.ProcessGroup) -> dist.ProcessGroup:
     """Make a group of all ranks of a world that sends between hosts."""
     return dist.new_group(backend="gloo")
-
-
-# ---- checkpoints ----
-
-
-class Checkpoints(checkpoint.Checkpoints):
-    """Checkpoints of all ranks. The first one finds what to load, tells the others, and deletes."""
-
-    def _newest_whole(self) -> int:
-        newest = [None]
-        if dist.get_rank() == 0:
-            try:
-                newest = [super()._newest_whole()]
-            except InputError as refusal:
-                newest = [refusal]
-        dist.broadcast_object_list(newest)
-        if isinstance(newest[0], InputError):
-            raise newest[0]
-        return newest[0]
-
-    def _delete_unfinished(self) -> None:
-        if dist.get_rank() == 0:
-            super()._delete_unfinished()
-
-    def _purge_stale_checkpoints(self) -> None:
-        if dist.get_rank() == 0:
-            super()._purge_stale_checkpoints()

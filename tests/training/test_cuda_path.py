@@ -38,17 +38,12 @@ KEYS = ["training.steps=6", "metrics.log_freq=3"]
 KEYS += ["training.seq_len=64", "training.local_batch_size=1"]
 KEYS += ["model.attention_backend=flash"]  # cuDNN's asks more of a GPU than the stand-in has
 
+HAS_ALL = torch.version.cuda and CUDA_HEADERS.exists() and shutil.which("cc") and shutil.which("nm")
+
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch"),
+    pytest.mark.skipif(not HAS_ALL, reason="needs a CUDA build of torch, its headers, cc and nm"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and tests for it"),
-    pytest.mark.skipif(
-        not CUDA_HEADERS.exists(),
-        reason="needs the headers that come with torch's wheels for CUDA 13",
-    ),
-    pytest.mark.skipif(
-        not (shutil.which("cc") and shutil.which("nm")), reason="needs a C compiler: cc and nm"
-    ),
 ]
 
 
@@ -73,35 +68,29 @@ def stand_in(tmp_path_factory) -> Path:
     return library
 
 
-@pytest.fixture
-def train(stand_in, tmp_path):
-    """Trains a recipe on the stand-in; returns its run directory, and its launches and waits in
+def train(recipe: str, stand_in: Path, folder: Path) -> tuple[Path, list[str]]:
+    """Train a recipe on the stand-in; returns its run directory, and its launches and waits in
     their order."""
-
-    def call(recipe: str) -> tuple[Path, list[str]]:
-        out, calls = tmp_path / "run", tmp_path / "calls"
-        cuda = {"LD_PRELOAD": stand_in, "TRITON_LIBCUDA_PATH": stand_in.parent, "CUDA_CALLS": calls}
-        caches = {name: tmp_path / name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-        environment = os.environ | {name: str(path) for name, path in (cuda | caches).items()}
-        (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
-        (tmp_path / "nvidia-smi").chmod(0o755)
-        environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-        command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *KEYS]
-        command += ["--out", out]
-        processes.run(command, seconds=800, env=environment)
-        return out, calls.read_text().splitlines()
-
-    return call
+    out, calls = folder / "run", folder / "calls"
+    cuda = {"LD_PRELOAD": stand_in, "TRITON_LIBCUDA_PATH": stand_in.parent, "CUDA_CALLS": calls}
+    caches = {name: folder / name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    environment = os.environ | {name: str(path) for name, path in (cuda | caches).items()}
+    (folder / "nvidia-smi").write_text(NVIDIA_SMI)
+    (folder / "nvidia-smi").chmod(0o755)
+    environment["PATH"] = f"{folder}:{environment['PATH']}"
+    command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *KEYS]
+    processes.run([*command, "--out", out], seconds=800, env=environment)
+    return out, calls.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
     "name",
     ["baseline", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"],
 )
-def test_a_recipe_runs_on_cuda(name, train):
+def test_a_recipe_runs_on_cuda(name, stand_in, tmp_path):
     config = recipes.load(name, ["cpu"]).config
     fp8 = config.quantize.linear.float8.recipe_name is not None
-    run, calls = train(name)
+    run, calls = train(name, stand_in, tmp_path)
 
     manifest, proof = manifest_of(run), json.loads((run / "proof.json").read_text())
     assert manifest["status"] == "completed"

@@ -1,7 +1,5 @@
 """The proof fails when FP8 did not run, and when a parameter would not learn."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -10,11 +8,9 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
-from experiments.training.matmuls import find_matmuls, flops_by_operator
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError
 from models import float8
-from models.scaling import SCALINGS
 
 TOKENS, WIDTH = 32, 64
 GEMM = 2 * TOKENS * WIDTH * WIDTH
@@ -40,11 +36,7 @@ class Run:
         self.config.activation_checkpoint.mode = "none"
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
-        self.plan = Plan(
-            recipe=Recipe("test", "", self.config),
-            world_size=1, args=None, flops_per_token=0, fp8=fp8, passes=1, shards=1,
-            memory={},
-        )  # fmt: skip
+        self.plan = Plan(Recipe("test", "", self.config), args=None, fp8=fp8)
         if convert:
             float8.convert(self.model, self.plan)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
@@ -119,15 +111,9 @@ def compile_nothing(run: Run) -> None:
     counters.clear()
 
 
-def promise_rows(run: Run) -> None:
-    fp8 = run.plan.fp8._replace(recipe_name="rowwise", scaling=SCALINGS["rowwise"])
-    run.plan = replace(run.plan, fp8=fp8)
-
-
 @pytest.mark.parametrize(
     ("harm", "converted", "sentence"),
     [
-        (promise_rows, True, "had a scale for each row, and the recipe's scaling is rowwise"),
         (compile_nothing, True, "torch.compile made no graph"),
         (skip_step, True, "3 parameters did not move"),
         (freeze, True, "ran 3 instead of 4"),
@@ -155,7 +141,7 @@ def test_one_matmul_in_bf16_fails(place, monkeypatch):
         return a.to(dtype) @ b.to(dtype) / (a_scale * b_scale).to(dtype)
 
     monkeypatch.setattr(float8_ops, "addmm_float8_unwrapped", multiply)
-    with pytest.raises(ProofError, match="recipe ran in FP8: .* instead of .* .first, second"):
+    with pytest.raises(ProofError, match="the FP8 matmuls are not the recipe's: .* instead of "):
         Run().step()
     assert len(calls) == 6
 
@@ -164,7 +150,7 @@ def test_fp8_matmuls_in_bf16_steps_fail():
     run = Run()
     proof = run.proof()
     proof.fp8 = float8.Choice()
-    with pytest.raises(ProofError, match="bf16"), proof.profile(1):
+    with pytest.raises(ProofError, match="ran 2 instead of 0"), proof.profile(1):
         run.model(run.x)
 
 
@@ -179,30 +165,3 @@ def test_weights_that_need_not_move():
     for state in run.optimizer.state.values():
         state["exp_avg_sq"].fill_(1e9)
     assert run.step().parameters.moved_in_first_step == 0
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_flops_of_every_operator(transposed):
-    """Attention's fallback, bmm, is left out.
-
-    With max-autotune a Triton kernel takes an operator's place; it names itself to the profiler,
-    with its arguments. An operand that the graph transposes may be passed as it lies in memory.
-    """
-    m, k, n = 32, 64, 32
-    a, b, out = torch.empty(m, k), torch.empty(k, n), torch.empty(m, n)
-    operands = [a, b.T.contiguous() if transposed else b]
-    kernels = {
-        "triton_tem_fused__scaled_mm_3": [torch.empty(m, 1), torch.empty(1, n)],
-        "triton_tem_fused_mm_t_1": [],
-        "triton_poi_fused_mm_2": [],
-    }
-    with torch.profiler.profile(record_shapes=True) as profiler:
-        a @ b
-        torch.addmm(torch.zeros(n), a, b)
-        torch.bmm(a.expand(2, m, k), b.expand(2, k, n))
-        for kernel, scales in kernels.items():
-            with torch._C._profiler._RecordFunctionFast(kernel, [*operands, *scales, out], {}):
-                pass
-    names = ("aten::mm", "aten::addmm", "triton _scaled_mm", "triton mm")
-    flops = flops_by_operator(find_matmuls(profiler.events()))
-    assert flops == dict.fromkeys(names, 2 * m * k * n)

@@ -3,21 +3,24 @@
 import errno
 import os
 from contextlib import suppress
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 
 from experiments.config import recipes
+from experiments.records.files import read
 from experiments.records.run import Environment, Manifest
 from experiments.run import main
-from experiments.training import run_directory
-from experiments.training.plan import open_data, plan, to_yaml
-from experiments.training.run_directory import RunDirectory
-from models import device
+from experiments.training import attempt
+from experiments.training.attempt import End, RunDirectory
+from experiments.training.plan import Plan, open_data, plan, to_yaml
+from models import driver
 from models.errors import InputError
 
-PLAN, _ = open_data(plan(recipes.load("baseline", ["cpu"])))
+KEY = "checkpoint.enable=true"
+PLAN, _ = open_data(plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])))
 RECIPE = recipes.to_yaml(PLAN.recipe)
+STOPPED = End("interrupted", 75)
 WINDOW = (
     '{"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,"tokens_per_s":9.0,'
     '"valid_tokens_per_s":9.0,"step_s":[1.0],"data_wait_s":[0.0],"not_steady":[1],'
@@ -26,15 +29,20 @@ WINDOW = (
 
 
 @pytest.fixture
-def claim(tmp_path):
-    """Start an attempt in the test's folder."""
-    return lambda planned=PLAN: RunDirectory(tmp_path, planned)
+def claim(tmp_path, monkeypatch):
+    """Start an attempt in the test's folder, with a checkpoint of a step."""
+
+    def start(step: int = 0) -> RunDirectory:
+        monkeypatch.setattr(attempt.checkpoint, "newest", lambda *_: (step, []))
+        return RunDirectory(tmp_path, PLAN)
+
+    return start
 
 
 @pytest.fixture
 def unfinished(tmp_path, claim):
     """The directory of an interrupted run with a line of metrics."""
-    claim().finish("interrupted")
+    claim().finish(STOPPED)
     (tmp_path / "metrics.jsonl").write_text(WINDOW)
     return tmp_path
 
@@ -48,38 +56,34 @@ def contents(path) -> dict:
     [
         ({"thesis.tex": "all of it"}, "holds no unfinished run"),
         ({"recipe.yaml": RECIPE.replace("lr: 0.001", "lr: 0.002")}, "another recipe"),
-        ({"recipe.yaml": "a: [1"}, "holds a damaged record"),
-        ({"recipe.yaml": "a"}, "holds a damaged record"),
+        ({"recipe.yaml": "a: [1"}, "YAML error"),
         ({"manifest.json": '{"layout_version": 4, "sta'}, "holds a damaged record"),
         ({"manifest.json": '{"layout_version": 3}'}, "manifest.json: layout_version"),
     ],
 )
-def test_directories_that_are_refused_stay_as_they_are(tmp_path, claim, fails, existing, key):
+def test_directories_that_are_refused_stay_as_they_are(tmp_path, fails, existing, key):
     for name, text in existing.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=key):
-        claim()
+    assert key in fails(main, PLAN.recipe.name, "--overlay", "cpu", "--out", tmp_path, KEY)
     assert contents(tmp_path).items() <= (existing | {".lock": ""}).items()
-    errors = fails(main, "baseline", "--overlay", "cpu", "--out", tmp_path)
-    assert key in errors and "choose another --out" in errors
 
 
 def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
     directory = claim()
     with pytest.raises(InputError, match="is being written by another run that is alive"):
         claim()
-    directory.finish("completed")
+    directory.finish(End("completed", 0))
     with pytest.raises(InputError, match="holds a completed run"):
         claim()
 
 
-@pytest.mark.parametrize(("length", "passes"), [(256, 999), (128, 1)])
-def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, length, passes):
-    """The file's plan has 999 forward passes; whoever edits a key gets a plan anew."""
-    path = tmp_path / "recipe.yaml"
-    text = to_yaml(PLAN).replace("passes: 1", "passes: 999")
+@pytest.mark.parametrize(("length", "layers"), [(256, 1), (128, 28)])
+def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, length, layers):
+    """The file's plan has one layer in FP8; whoever edits a key gets a plan anew."""
+    path, fp8 = tmp_path / "recipe.yaml", PLAN.fp8._replace(layers=frozenset(["output"]))
+    text = to_yaml(Plan(PLAN.recipe, PLAN.args, fp8, token_file=PLAN.token_file))
     path.write_text(text.replace("seq_len: 256", f"seq_len: {length}"))
-    assert plan(recipes.load(str(path))).passes == passes
+    assert len(plan(recipes.load(str(path))).fp8.layers) == layers
 
 
 def test_what_a_run_says_of_itself(tmp_path):
@@ -87,12 +91,11 @@ def test_what_a_run_says_of_itself(tmp_path):
     (tmp_path / "study/recipe").mkdir(parents=True)
     (tmp_path / "study/study.yaml").touch()
     for run, folder in ("alone", "alone"), ("study/recipe/seed0", "study"):
-        RunDirectory(tmp_path / run, PLAN).finish("failed", "for a reason")
-        manifest = Manifest.model_validate_json((tmp_path / run / "manifest.json").read_text())
+        RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
+        manifest = read(tmp_path / run / "manifest.json", Manifest)
         assert (manifest.status, manifest.error) == ("failed", "for a reason")
         assert manifest.end >= manifest.start and manifest.data == PLAN.token_file.path.name
-        content = (tmp_path / folder / manifest.environment).read_text()
-        environment = Environment.model_validate_json(content)
+        environment = read(tmp_path / folder / manifest.environment, Environment)
         assert manifest.packages.items() <= environment.packages.items()
         assert (manifest.git.changes is None) == (environment.diff is None)
     assert not list((tmp_path / "study/recipe").glob("*/environment-*"))
@@ -101,34 +104,25 @@ def test_what_a_run_says_of_itself(tmp_path):
 @pytest.mark.parametrize(
     ("nvidia_smi", "said"),
     [
-        ("echo 580.65.06, GPU-1, [N/A], N/A", ("580.65.06", "GPU-1", None, None)),
-        ("echo Failed to initialize NVML; exit 18", (None,) * 4),
+        ("echo 580.65.06, GPU-1, [N/A], 700", ["580.65.06", "GPU-1", "[N/A]", "700"]),
+        ("echo Failed to initialize NVML; exit 18", None),
     ],
 )
-def test_whatever_nvidia_smi_says_a_run_starts(
-    nvidia_smi, said, claim, tmp_path, tmp_path_factory, monkeypatch
-):
-    program = tmp_path_factory.mktemp("bin") / "nvidia-smi"
+def test_whatever_nvidia_smi_says_a_gpu_is_described(nvidia_smi, said, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    for name, value in {"name": "NVIDIA H200", "memory_bytes": 2**37, "peak": None}.items():
-        monkeypatch.setattr(device, name, lambda value=value: value)
-    monkeypatch.setattr(device, "TYPE", "cuda")
-    claim()
-    text = (tmp_path / "manifest.json").read_text()
-    hardware = Manifest.model_validate_json(text).hardware
-    found = hardware.driver, hardware.uuid, hardware.sm_clock_max_mhz, hardware.power_limit_w
-    assert found == said
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert driver.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
+    assert driver.number("[N/A]") is None and driver.number("700.5") == 700.5
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
+    def full(path, content) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     before = contents(unfinished)
-    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with (
-        patch.object(run_directory.files, "write_whole", full),
-        pytest.raises(InputError, match="left on device: make room"),
-    ):
+    with patch.object(attempt.files, "write_whole", full), suppress(OSError):
         claim()
     assert contents(unfinished) == before
     assert claim().manifest.attempt == 2
@@ -137,7 +131,7 @@ def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
 def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     child = os.fork()
     if not child:
-        run_directory._git = lambda *_: os._exit(7)
+        attempt._git = lambda *_: os._exit(7)
         with suppress(Exception):
             claim()
         os._exit(1)
@@ -145,18 +139,16 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     third = claim()
     assert third.manifest.attempt == 2
     assert (unfinished / "attempt1/metrics.jsonl").read_text() == WINDOW
-    third.take_over(0)
     assert not (unfinished / "metrics.jsonl").exists()
-    third.take_over(1)
+    third.finish(STOPPED)
+    assert claim(step=1).manifest.attempt == 3
     assert (unfinished / "metrics.jsonl").read_text() == WINDOW
 
 
 def test_a_lost_manifest_keeps_no_run_from_going_on(unfinished, claim):
     (unfinished / "proof.json").write_text("{}")
     (unfinished / "manifest.json").unlink()
-    second = claim()
-    assert second.manifest.attempt == 2
-    second.take_over(1)
-    assert (unfinished / "metrics.jsonl").read_text() == WINDOW
-    assert contents(unfinished / "attempt1") == {"metrics.jsonl": WINDOW, "proof.json": "{}"}
-    assert (unfinished / "proof.json").read_text() == "{}"
+    assert claim(step=1).manifest.attempt == 2
+    lost = {"metrics.jsonl": WINDOW, "proof.json": "{}"}
+    assert contents(unfinished / "attempt1") == lost
+    assert contents(unfinished).items() >= lost.items()

@@ -6,7 +6,7 @@ import torch
 from torch.profiler import profile
 
 from experiments.config import recipes
-from experiments.training.matmuls import find_matmuls, flops_by_operator
+from experiments.training.proof import find_matmuls, flops_by_operator
 from extensions.qwen3.architecture import FLAVORS
 from models.architectures import build
 from models.errors import InputError
