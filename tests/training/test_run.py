@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from experiments.run import SPINS, main
 from experiments.training import machine
 from experiments.training.machine import check_here, choose_size, slow_attention
 from experiments.training.plan import plan
-from models import device, driver
+from models import device
 from models.errors import InputError
 from tests.runs import TINY
 
@@ -92,23 +91,11 @@ def test_memory_is_compared_with_the_machines(memory, finding, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("nvidia_smi", "files", "cuda", "torch_says", "mend"),
-    [
-        ("echo H100, 550", [], None, "", "constraints-cpu"),
-        (
-            "exit 18",
-            [],
-            "13.0",
-            "is too old (found version 12080)",
-            "a newer driver.*installing.md",
-        ),
-        ("exit 18", ["nvidia0"], "13.0", "Found no NVIDIA driver", "reboot$"),
-        ("exit 127", [], "13.0", "Found no NVIDIA driver on your system", None),
-        ("exit 127", [], "13.0", "Cannot re-initialize CUDA in forked subprocess", None),
-    ],
+    ("nvidia_smi", "files", "found"),
+    [("echo H100", [], True), ("exit 18", ["nvidia0"], True), ("exit 127", [], False)],
 )
 def test_a_gpu_that_torch_cannot_use_is_not_passed_over(
-    nvidia_smi, files, cuda, torch_says, mend, tmp_path, monkeypatch
+    nvidia_smi, files, found, tmp_path, monkeypatch
 ):
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
@@ -117,18 +104,14 @@ def test_a_gpu_that_torch_cannot_use_is_not_passed_over(
         (tmp_path / file).touch()
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(driver, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
+    monkeypatch.setattr(device, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(torch_says)))
-    if mend is None:
+    if not found:
         assert choose_size()[0] == ["cpu"]
         return
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match="driver.*CUDA_VISIBLE_DEVICES="):
         choose_size()
-    advice, _, on_cpu = str(error.value).rpartition("; or ")
-    assert re.search(mend, advice) and "CUDA_VISIBLE_DEVICES=" in on_cpu
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose_size()[0] == ["cpu"]
 
