@@ -49,11 +49,11 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
     keys, training = config.quantize.linear.float8, config.training
     if not config.fast_layer.enable or keys.emulate or keys.recipe_name != "tensorwise":
         return {}
-    shapes = args.linear_shapes()
-    del shapes["output"]
+    shapes = args.block_shapes()
     read_once = (".wq", ".wo", ".w1", ".w2")  # wk and wv read what wq reads, and w3 what w1 reads
     inputs = sum(k for name, (_, k) in shapes.items() if name.endswith(read_once))
     weights = sum(n * k for n, k in shapes.values())
-    casts = training.local_batch_size * training.seq_len * inputs + weights
-    recomputes = config.activation_checkpoint.mode != "none"  # then one layer's at a time
-    return {"casts": casts / args.n_layers if recomputes else casts}
+    block = training.local_batch_size * training.seq_len * inputs + weights
+    # With recomputation one block's at a time
+    blocks = args.n_layers if config.activation_checkpoint.mode == "none" else 1
+    return {"casts": blocks * block}
