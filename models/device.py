@@ -148,8 +148,8 @@ def peak() -> gpus.Gpu | None:
 
 def hardware() -> dict:
     """Describe the machine for a manifest: clock in MHz, power in W, unknown values None."""
-    known = ("driver_version", "uuid", "clocks.max.sm", "power.limit")
-    driver, uuid, clock, power = nvidia_smi(*known) if TYPE == "cuda" else [None] * 4
+    query = "driver_version,uuid,clocks.max.sm,power.limit"
+    driver, uuid, clock, power = nvidia_smi(query) if TYPE == "cuda" else [None] * 4
     return {
         "type": TYPE,
         "name": name(),
@@ -195,19 +195,18 @@ def check_driver() -> None:
         )
 
 
-def nvidia_smi(*fields: str) -> list[str | None]:
+def nvidia_smi(query: str) -> list[str | None]:
     """Ask nvidia-smi for fields of the first visible GPU; None for what it does not say.
 
     nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
     """
     gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
-    query = f"--query-gpu={','.join(fields)}"
-    command = ["nvidia-smi", query, f"--id={gpu}", "--format=csv,noheader,nounits"]
+    command = f"nvidia-smi --query-gpu={query} --id={gpu} --format=csv,noheader,nounits".split()
     quiet = {"stderr": subprocess.DEVNULL, "text": True, "errors": "replace"}
     try:
         answers = subprocess.check_output(command, timeout=20, **quiet).strip().split(", ")
     except (OSError, subprocess.SubprocessError):
-        return [None] * len(fields)
+        return [None] * len(query.split(","))
     return [None if answer.startswith(("[", "N/A")) else answer for answer in answers]
 
 
