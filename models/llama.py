@@ -1,5 +1,6 @@
-"""The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied
-embeddings, and a choice of the attention kernel. Sizes are one line each in `FLAVORS`.
+"""The architecture: torchtitan's Llama 3 with tied embeddings and a choice of the attention kernel.
+
+Sizes are one line each in `FLAVORS`.
 """
 
 from contextlib import nullcontext
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs, llama3_args
 from torchtitan.models.llama3.infra import parallelize
-from torchtitan.models.llama3.model import model as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
 from models.errors import InputError
@@ -115,39 +115,6 @@ FLAVORS = {
 }  # fmt: skip
 
 
-# ---- RoPE ----
-
-_rotate_complex = titan.apply_rotary_emb
-
-
-def apply_rotary_emb(
-    q: Tensor, k: Tensor, freqs_cis: Tensor, positions: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Rotate each pair of neighbouring features by its position's angle, in float32.
-
-    Takes the place of torchtitan's, which multiplies complex numbers: inductor has no code for
-    them. Eager code keeps it: one multiplication instead of six operators on every second number.
-
-    Args:
-        q, k: (batch, seq, heads, head_dim), as what is returned.
-        freqs_cis: (length, head_dim / 2, 2) in int32, as of `Llama._precompute_freqs_cis`.
-    """
-    rope = freqs_cis.view(torch.float32)
-    if not torch.compiler.is_compiling():
-        return _rotate_complex(q, k, torch.view_as_complex(rope), positions)
-    cos, sin = rope[: q.shape[1]].unsqueeze(-3).unbind(-1)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-    return turned.flatten(-2).type_as(x)
-
-
-titan.apply_rotary_emb = apply_rotary_emb
-
-
 # ---- the model ----
 
 
@@ -188,8 +155,3 @@ class Llama(Transformer):
     def init_weights(self, buffer_device: torch.device | None = None):
         self._tie()  # again: Module.to_empty() gave the two modules separate tensors
         super().init_weights(buffer_device)
-
-    def _precompute_freqs_cis(self) -> Tensor:
-        """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other
-        arguments."""
-        return torch.view_as_real(super()._precompute_freqs_cis()).view(torch.int32)
