@@ -77,8 +77,6 @@ def main(argv: list[str] | None = None) -> int:
     found = {"torch": torch.__version__, "device": device.name(), "keys": args.keys}
     json.dump(found | {"matmuls": matmuls, "stress": stress}, args.file, indent=1)
     args.file.close()
-    lost = pd.DataFrame(stress).pivot_table("lost", ["stress", "factor"], "scaling", sort=False)
-    print(lost.round(4))
     return 0
 
 
