@@ -96,7 +96,7 @@ def test_memory_counts_what_is_kept_in_fp8():
     assert needed / 2**30 == pytest.approx(68.43, rel=0.02)
     for kept_less in (f"{FLOAT8}.emulate=true", "fast_layer.enable=false"):
         without = plan(recipes.load("candidate_fast_tensorwise", [], [kept_less]))
-        assert without.memory == plan(recipes.load("tensorwise_fp8_compiled")).memory
+        assert without.memory_needed == plan(recipes.load("tensorwise_fp8_compiled")).memory_needed
 
 
 KEYS = [*TINY, SMALLEST, "compile.enable=false"]
