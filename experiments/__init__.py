@@ -7,7 +7,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
       config/studies.py              the study: recipes/studies/four_way.yaml
       records/files.py               folders and records (run.py): named, checked, locked, written
       training/machine.py            the size that suits this machine; what it must have
-      models/device.py, driver.py    what a machine is; gpus.py has its peaks
+      models/device.py               what a machine is; gpus.py has its peaks
       config/recipes.py              a recipe: its layers of recipes/*.yaml, merged ... (each is
                                      read by yaml_with_origins.py)
       config/keys.py                 ... and validated

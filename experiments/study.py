@@ -139,13 +139,12 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     from experiments.training.machine import check_units
     from experiments.training.plan import open_data, plan
     from models import device
-    from models.driver import check_driver
 
     plans = {}
     for name in study.recipes:
         plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
     if not (dry_run and device.TYPE == "cpu"):
-        check_driver()
+        device.check_driver()
         for planned in plans.values():
             check_units(planned)
     for name, planned in plans.items():

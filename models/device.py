@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import gpus
-from models.driver import number, nvidia_smi
 from models.errors import InputError
 
 # Importing torchao warns of kernels and calls that are not used here.
@@ -35,14 +35,22 @@ for _name in ("torchao", "torch.utils._pytree"):
 
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 
+# ---- a CPU where torchtitan expects an accelerator ----
+
+
+def _line_of(file: str, name: str) -> str:
+    """Read a line of a file that Linux writes, by a pattern of what begins it; empty if it has
+    none."""
+    found = re.search(rf"^(?:{name})\s*:\s*(.*)$", Path(file).read_text(), re.MULTILINE)
+    return found[1] if found else ""
+
 
 def _memory_stats(device) -> dict[str, int]:
     """Read this process's peak of resident memory, in bytes.
 
     Not getrusage's ru_maxrss: a child starts with its parent's.
     """
-    status = Path("/proc/self/status").read_text()
-    peak = int(re.search(r"VmHWM:\s*(\d+) kB", status)[1]) * 1024
+    peak = int(_line_of("/proc/self/status", "VmHWM").removesuffix(" kB")) * 1024
     return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
 
 
@@ -75,19 +83,14 @@ if TYPE == "cpu":
 from torchtitan.tools import utils as titan_utils  # noqa: E402
 
 # torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
-titan_utils.get_peak_flops = lambda device_name: peak().bf16 if peak() else math.nan
+titan_utils.get_peak_flops = lambda device_name: getattr(peak(), "bf16", math.nan)
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
 sys.modules["torchtitan.hf_datasets.text_datasets"] = SimpleNamespace(
     build_text_dataloader=None, build_text_validation_dataloader=None
 )
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Take this rank's plain data of a parameter or gradient out of FSDP's and torchao's
-    wrappers."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.to_local()
-    return getattr(tensor, "_tensor", tensor)
+# ---- what this machine is ----
 
 
 def name() -> str:
@@ -97,20 +100,13 @@ def name() -> str:
 
 def cpu_name() -> str:
     """Name the processor's model, or its architecture where Linux has no name, as on ARM."""
-    return _cpuinfo("model name") or platform.machine()
+    return _line_of("/proc/cpuinfo", "model name") or platform.machine()
 
 
 def instruction_sets() -> list[str]:
     """Name those of the processor that numerical code is chosen by, as Linux does."""
     numerical = r"\b(?:(?:avx|amx|f16c|asimd|sve|bf16)\w*|fma\b|sme\d*\b)"
-    return re.findall(numerical, _cpuinfo("flags|Features"))
-
-
-def _cpuinfo(line: str) -> str:
-    """Read a line of what Linux says of the first core; empty if there is none."""
-    said = Path("/proc/cpuinfo").read_text()
-    found = re.search(rf"^(?:{line})\s*: (.*)$", said, re.MULTILINE)
-    return found[1] if found else ""
+    return re.findall(numerical, _line_of("/proc/cpuinfo", "flags|Features"))
 
 
 def cudnn() -> str | None:
@@ -143,6 +139,86 @@ def free_bytes() -> int:
     """
     asks = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"]
     return int(subprocess.check_output(asks, text=True).split()[-1])
+
+
+def peak() -> gpus.Gpu | None:
+    """Find this GPU in models/gpus.py; None for a CPU and for a GPU that is not there."""
+    return gpus.GPUS.get(gpus.find(name()))
+
+
+def hardware() -> dict:
+    """Describe the machine for a manifest: clock in MHz, power in W, unknown values None."""
+    query = "driver_version,uuid,clocks.max.sm,power.limit"
+    driver, uuid, clock, power = nvidia_smi(query) if TYPE == "cuda" else [None] * 4
+    return {
+        "type": TYPE,
+        "name": name(),
+        "memory_bytes": memory_bytes(),
+        "threads": torch.get_num_threads(),
+        "cpu": cpu_name(),
+        "cpu_instruction_sets": instruction_sets(),
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),  # which GPUs of several
+        "uuid": uuid,
+        "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
+        "driver": driver,
+        "sm_clock_max_mhz": clock and float(clock),
+        "power_limit_w": power and float(power),
+    }
+
+
+def seconds_since_process_start() -> float:
+    """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
+    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+# ---- NVIDIA's driver ----
+
+DEVICE_FILES = "/dev/nvidia[0-9]*"
+"""What Linux has of each GPU, whether nvidia-smi works or not."""
+
+
+def check_driver() -> None:
+    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
+
+    An empty CUDA_VISIBLE_DEVICES asks for that.
+    """
+    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return
+    [gpu] = nvidia_smi("name")
+    if gpu or glob(DEVICE_FILES):
+        raise InputError(
+            f"there is {gpu or 'a GPU'} here, which torch {torch.__version__} cannot use: install "
+            "requirements.txt without constraints-cpu.txt, or a newer driver "
+            "(docs/installing.md), and after an upgrade of the driver, reboot; or set "
+            "CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+
+
+def nvidia_smi(query: str) -> list[str | None]:
+    """Ask nvidia-smi for fields of the first visible GPU; None for what it does not say.
+
+    nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
+    """
+    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+    command = f"nvidia-smi --query-gpu={query} --id={gpu} --format=csv,noheader,nounits".split()
+    quiet = {"stderr": subprocess.DEVNULL, "text": True, "errors": "replace"}
+    try:
+        answers = subprocess.check_output(command, timeout=20, **quiet).strip().split(", ")
+    except (OSError, subprocess.SubprocessError):
+        return [None] * len(query.split(","))
+    return [None if answer.startswith(("[", "N/A")) else answer for answer in answers]
+
+
+# ---- work given to the device ----
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Take this rank's plain data of a parameter or gradient out of FSDP's and torchao's
+    wrappers."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return getattr(tensor, "_tensor", tensor)
 
 
 def synchronize() -> None:
@@ -186,35 +262,3 @@ def read_later(scalar: Tensor) -> Callable[[], float]:
         return copy.item()
 
     return read
-
-
-def peak() -> gpus.Gpu | None:
-    """Find this GPU in models/gpus.py; None for a CPU and for a GPU that is not there."""
-    return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
-
-
-def hardware() -> dict:
-    """Describe the machine for a manifest: clock in MHz, power in W, unknown values None."""
-    query = "driver_version,uuid,clocks.max.sm,power.limit"
-    known = nvidia_smi(query) if TYPE == "cuda" else None
-    driver, uuid, clock, power = known or [None] * 4
-    return {
-        "type": TYPE,
-        "name": name(),
-        "memory_bytes": memory_bytes(),
-        "threads": torch.get_num_threads(),
-        "cpu": cpu_name(),
-        "cpu_instruction_sets": instruction_sets(),
-        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),  # which GPUs of several
-        "uuid": uuid,
-        "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
-        "driver": driver,
-        "sm_clock_max_mhz": number(clock),
-        "power_limit_w": number(power),
-    }
-
-
-def seconds_since_process_start() -> float:
-    """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
-    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")

@@ -114,7 +114,10 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     chosen = {name for name, linear in linears.items() if type(linear) is nn.Linear}
     for pattern in filter_fqns:
         if pattern == AUTO_FILTER:
-            chosen -= _too_small(linears, recipe_name)
+            if recipe_name == "rowwise_with_gw_hp":
+                raise InputError(f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers")
+            worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
+            chosen = {name for name in chosen if worth_it(linears[name], name)}
         elif pattern == "first_and_last_block":
             ends = ("layers.0.", f"layers.{model.model_args.n_layers - 1}.")
             chosen = {name for name in chosen if not name.startswith(ends)}
@@ -135,16 +138,6 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             f"{FILTERS}, or choose another model.flavor or model.sizes"
         )
     return chosen
-
-
-def _too_small(linears: dict[str, nn.Linear], recipe_name: str) -> set[str]:
-    """Name the layers that gain nothing by torchao's heuristic."""
-    try:
-        worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
-    except NotImplementedError:
-        no_heuristic = f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers instead"
-        raise InputError(no_heuristic) from None
-    return {name for name, linear in linears.items() if not worth_it(linear, name)}
 
 
 def choose_matmul(scaling: Scaling, emulate: bool) -> Matmul:

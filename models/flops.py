@@ -34,10 +34,10 @@ class Dense:
     An architecture of another kind has its own formulas in place of these.
     """
 
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Give (out_features, in_features) of every linear layer, by module name."""
+    def block_shapes(self) -> dict[str, tuple[int, int]]:
+        """Give (out_features, in_features) of a block's linear layers."""
         dim, q, kv, ffn = self.dim, q_dim(self), kv_dim(self), self.hidden_dim
-        block = {
+        return {
             "attention.wq": (q, dim),
             "attention.wk": (kv, dim),
             "attention.wv": (kv, dim),
@@ -46,10 +46,13 @@ class Dense:
             "attention.wo": (dim, q),
             "feed_forward.w2": (dim, ffn),
         }
-        shapes = {}
+
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Give (out_features, in_features) of every linear layer, by module name."""
+        shapes, block = {}, self.block_shapes().items()
         for i in range(self.n_layers):
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in block.items()}
-        return shapes | {"output": (self.vocab_size, dim)}
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in block}
+        return shapes | {"output": (self.vocab_size, self.dim)}
 
     def parameters(self) -> int:
         """Count the parameters; a tied embedding is counted once, as the head."""

@@ -1,5 +1,6 @@
-"""The architecture: torchtitan's Llama 3 with RoPE in real numbers where it is compiled, tied
-embeddings, and a choice of the attention kernel. Sizes are one line each in `FLAVORS`.
+"""The architecture: torchtitan's Llama 3 with tied embeddings and a choice of the attention kernel.
+
+Sizes are one line each in `FLAVORS`.
 """
 
 from contextlib import nullcontext
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs, llama3_args
 from torchtitan.models.llama3.infra import parallelize
-from torchtitan.models.llama3.model import model as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
 from models.errors import InputError
@@ -85,62 +85,34 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
         self.ffn_dim_multiplier, self.multiple_of = 0.5 / self.dim, width
 
 
-def _llama(rope_factor: float, **sizes) -> LlamaArgs:
-    """Change sizes of Llama 3.1 8B; `rope_factor` stretches RoPE's long wavelengths."""
-    changed = {"rope_scaling_args": RoPEScalingArgs(rope_factor)} | sizes
-    return LlamaArgs(**vars(llama3_args["8B"]) | changed)
+def _llama(size: str, **changed) -> LlamaArgs:
+    """Change arguments of torchtitan's Llama of a size."""
+    return LlamaArgs(**vars(llama3_args[size]) | changed)
 
 
-_LLAMA_3_2 = {"multiple_of": 256, "enable_weight_tying": True}  # FFN 8192
+_NOT_STRETCHED = RoPEScalingArgs(scaling_factor=1.0)
+_LLAMA_3_2 = {
+    "rope_scaling_args": RoPEScalingArgs(scaling_factor=32.0),
+    "multiple_of": 256,
+    "enable_weight_tying": True,
+}  # FFN 8192
 FLAVORS = {
-    "8B-published": _llama(1.0, vocab_size=131072),  # 8.05 B parameters, the published study's
-    "llama3.1-8B": LlamaArgs(**vars(llama3_args["8B"])),
-    "llama3.1-70B": LlamaArgs(**vars(llama3_args["70B"])),
-    "llama3.1-405B": LlamaArgs(**vars(llama3_args["405B"])),
+    # 8.05 B parameters, the published study's
+    "8B-published": _llama("8B", vocab_size=131072, rope_scaling_args=_NOT_STRETCHED),
+    "llama3.1-8B": _llama("8B"),
+    "llama3.1-70B": _llama("70B"),
+    "llama3.1-405B": _llama("405B"),
     "llama3.2-3B": _llama(
-        32.0, dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_LLAMA_3_2
+        "8B", dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_LLAMA_3_2
     ),
-    "llama3.2-1B": _llama(32.0, dim=2048, n_layers=16, ffn_dim_multiplier=1.5, **_LLAMA_3_2),
+    "llama3.2-1B": _llama("8B", dim=2048, n_layers=16, ffn_dim_multiplier=1.5, **_LLAMA_3_2),
     # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8
     # asks.
     "cpu": _llama(
-        1.0, dim=256, n_layers=4, n_heads=8, n_kv_heads=4, ffn_dim_multiplier=1.0, multiple_of=256,
-        vocab_size=4096,
+        "8B", dim=256, n_layers=4, n_heads=8, n_kv_heads=4, ffn_dim_multiplier=1.0, multiple_of=256,
+        vocab_size=4096, rope_scaling_args=_NOT_STRETCHED,
     ),  # FFN 768
 }  # fmt: skip
-
-
-# ---- RoPE ----
-
-_rotate_complex = titan.apply_rotary_emb
-
-
-def apply_rotary_emb(
-    q: Tensor, k: Tensor, freqs_cis: Tensor, positions: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Rotate each pair of neighbouring features by its position's angle, in float32.
-
-    Takes the place of torchtitan's, which multiplies complex numbers: inductor has no code for
-    them. Eager code keeps it: one multiplication instead of six operators on every second number.
-
-    Args:
-        q, k: (batch, seq, heads, head_dim), as what is returned.
-        freqs_cis: (length, head_dim / 2, 2) in int32, as of `Llama._precompute_freqs_cis`.
-    """
-    rope = freqs_cis.view(torch.float32)
-    if not torch.compiler.is_compiling():
-        return _rotate_complex(q, k, torch.view_as_complex(rope), positions)
-    cos, sin = rope[: q.shape[1]].unsqueeze(-3).unbind(-1)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
-    return turned.flatten(-2).type_as(x)
-
-
-titan.apply_rotary_emb = apply_rotary_emb
 
 
 # ---- the model ----
@@ -168,6 +140,8 @@ class Llama(Transformer):
     """torchtitan's Transformer with the attention kernel that the recipe names and, where the
     flavor says so, a tied output head."""
 
+    compile_blocks = parallelize.apply_compile  # all blocks share the graph of one
+
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
         for block in self.layers.values():
@@ -181,12 +155,3 @@ class Llama(Transformer):
     def init_weights(self, buffer_device: torch.device | None = None):
         self._tie()  # again: Module.to_empty() gave the two modules separate tensors
         super().init_weights(buffer_device)
-
-    def compile_blocks(self, keys) -> None:
-        """Compile block by block; all blocks share the graph of one."""
-        parallelize.apply_compile(self, keys)
-
-    def _precompute_freqs_cis(self) -> Tensor:
-        """float32 rotations, as integers: FSDP2 would cast them to bf16, as it does a block's other
-        arguments."""
-        return torch.view_as_real(super()._precompute_freqs_cis()).view(torch.int32)

@@ -21,7 +21,15 @@ import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from experiments.jobs.command import COMPLETED, DIVERGED, FAILED, Interrupted, Stop, log_to
+from experiments.jobs.command import (
+    BAD_INPUT,
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    Interrupted,
+    Stop,
+    log_to,
+)
 from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder, run_folder
@@ -105,6 +113,8 @@ def _end(error: BaseException, stop: Stop) -> End:
             return End("interrupted", stop.code, f"stopped by {stop.why} before the end of a step")
         case Diverged():
             return End("diverged", DIVERGED, str(error))
+        case InputError():
+            return End("failed", BAD_INPUT, str(error))
         case ProofError():
             return End("failed", FAILED, str(error))
     logging.error("the run failed", exc_info=error)

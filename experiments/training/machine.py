@@ -14,7 +14,6 @@ import torch
 from experiments.config import recipes
 from experiments.training.plan import Plan, plan, refuse
 from models import device
-from models.driver import check_driver
 from models.errors import InputError
 from models.flops import memory_finding
 
@@ -39,7 +38,7 @@ Finding = tuple[str, str]  # topic, and a sentence for people
 
 def check_here(plan: Plan) -> list[Finding]:
     """Check what this machine must have for a run."""
-    check_driver()
+    device.check_driver()
     check_units(plan)
     here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
     if device.TYPE == "cuda" and 0 < (torch.backends.cudnn.version() or 0) < FAST_ATTENTION:
@@ -100,7 +99,7 @@ def _check_memory(plan: Plan) -> str:
 
 def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[list[str], str]:
     """Choose overlays for runs of a recipe on this machine, and say why in a sentence."""
-    check_driver()
+    device.check_driver()
     if device.TYPE == "cpu":
         return ["cpu"], "a small Llama of the same architecture, because there is no GPU here"
     free = device.free_bytes()

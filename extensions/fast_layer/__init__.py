@@ -41,13 +41,6 @@ def convert(model, plan) -> None:
         return
     for layer in float8.converted_modules(model).values():
         layer.__class__ = fast.FastFloat8Linear  # torchao's conversion knows no class but its own
-        layer.keep_weight = keeps_weights(plan.config, plan.shards)
-
-
-def keeps_weights(config, shards: int) -> bool:
-    """Whether FP8 weights are kept until the backward pass: where each process has whole weights
-    and computes nothing again."""
-    return shards == 1 and config.activation_checkpoint.mode == "none"
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
@@ -56,11 +49,11 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
     keys, training = config.quantize.linear.float8, config.training
     if not config.fast_layer.enable or keys.emulate or keys.recipe_name != "tensorwise":
         return {}
-    shapes = args.linear_shapes()
-    del shapes["output"]
+    shapes = args.block_shapes()
     read_once = (".wq", ".wo", ".w1", ".w2")  # wk and wv read what wq reads, and w3 what w1 reads
     inputs = sum(k for name, (_, k) in shapes.items() if name.endswith(read_once))
-    if config.activation_checkpoint.mode != "none":
-        inputs /= args.n_layers  # of one layer at a time
-    weights = sum(n * k for n, k in shapes.values()) * keeps_weights(config, shards)
-    return {"casts": training.local_batch_size * training.seq_len * inputs + weights}
+    weights = sum(n * k for n, k in shapes.values())
+    block = training.local_batch_size * training.seq_len * inputs + weights
+    # With recomputation one block's at a time
+    blocks = args.n_layers if config.activation_checkpoint.mode == "none" else 1
+    return {"casts": blocks * block}

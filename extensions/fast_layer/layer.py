@@ -25,7 +25,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torchao.float8 import float8_ops
 from torchao.float8.config import e4m3_dtype, e5m2_dtype
 from torchao.float8.float8_linear import Float8Linear
-from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
 
 # ---- one kernel for both casts ----
 
@@ -88,32 +87,25 @@ def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 # ---- casts ----
 
 
-def cast(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cast x by plain operators. Returns x in FP8 and what a matmul multiplies it by, 1 / scale."""
-    scale = amax_to_scale(x.abs().amax(1).amax(), dtype)
-    return to_fp8_saturated(x.float() * scale, dtype), scale.reciprocal()
-
-
 def cast_both(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast x, (m, n), by the kernel. Returns it in FP8, (m, n) and (n, m), and 1 / scale."""
+    """Cast x, (m, n), by the kernel. Returns it in FP8, (m, n) and (n, m), and 1 / scale, by which
+    a matmul multiplies."""
     low, transposed, inverse = cast_twice(x.contiguous(), x.abs().amax(1), dtype)
     return low, transposed, inverse.squeeze()
 
 
-_casts = WeakTensorKeyDictionary()  # input -> its version, which writing to it changes, and casts
+_casts = WeakTensorKeyDictionary()  # of inputs, as long as they live
 
 
 def cast_input(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast x, (..., in_features), as `cast_both`.
+    """Cast x, (..., in_features), as `cast_both`; nothing may write to x from then on.
 
     Layers that read the same x share its casts: wq, wk and wv, or w1 and w3. A compiler would not
-    see that the kernel's launches are the same. Writing through `x.data` is not seen.
+    see that the kernel's launches are the same.
     """
-    version, casts = _casts.get(x, (None, None))
-    if version != x._version:
-        casts = cast_both(x.reshape(-1, x.shape[-1]), e4m3_dtype)
-        _casts[x] = x._version, casts
-    return casts
+    if x not in _casts:
+        _casts[x] = cast_both(x.reshape(-1, x.shape[-1]), e4m3_dtype)
+    return _casts[x]
 
 
 # ---- the three matmuls of a layer ----
@@ -130,30 +122,22 @@ class _Fp8Matmuls(torch.autograd.Function):
     """What the kernel casts for both directions is kept for the backward pass in FP8."""
 
     @staticmethod
-    def forward(ctx, x, weight, keep_weight):
-        low, by_columns, inverse = cast_input(x)
-        if keep_weight:
-            w8, *kept = cast_both(weight, e4m3_dtype)
-            w_inverse = kept[1]
-        else:
-            w8, w_inverse = cast(weight, e4m3_dtype)
-            kept = weight, None
-        ctx.save_for_backward(by_columns, inverse, *kept)
+    def forward(ctx, x, weight):
+        x8, x8_by_columns, x_inverse = cast_input(x)
+        w8, w8_by_columns, w_inverse = cast_both(weight, e4m3_dtype)
+        ctx.save_for_backward(x8_by_columns, x_inverse, w8_by_columns, w_inverse)
         ctx.shape = x.shape
-        out = multiply(low, w8, inverse, w_inverse, dtype=x.dtype, fast=True)
+        out = multiply(x8, w8, x_inverse, w_inverse, dtype=x.dtype, fast=True)
         return out.reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx, gradient):
         x8, x_inverse, w8, w_inverse = ctx.saved_tensors
-        if w_inverse is None:
-            w8, w_inverse = cast(w8, e4m3_dtype)
-            w8 = w8.t().contiguous()
         g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
         g8, g8_by_columns, inverse = cast_both(g, e5m2_dtype)
         to_input = multiply(g8, w8, inverse, w_inverse, dtype=g.dtype)
         to_weight = multiply(g8_by_columns, x8, inverse, x_inverse, dtype=g.dtype)
-        return to_input.reshape(ctx.shape), to_weight, None
+        return to_input.reshape(ctx.shape), to_weight
 
 
 # ---- the layer ----
@@ -162,22 +146,13 @@ class _Fp8Matmuls(torch.autograd.Function):
 class FastFloat8Linear(Float8Linear):
     """torchao's layer with one scale for each tensor, whose matmuls on a GPU are those above."""
 
-    # Keep the FP8 weight until the backward pass: 1 byte a weight, 7 GB for 8 B. Not under FSDP2,
-    # where every rank would keep all of it, nor where activations are recomputed.
-    keep_weight: bool
-
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features); the output has its dtype, or autocast's."""
-        if not on_gpu(x):
+        if not x.is_cuda:
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        return _Fp8Matmuls.apply(x, self.weight, self.keep_weight)
-
-
-def on_gpu(x: Tensor) -> bool:
-    """Whether the kernel casts x."""
-    return x.is_cuda
+        return _Fp8Matmuls.apply(x, self.weight)
 
 
 # ---- scales of rows ----
@@ -190,7 +165,7 @@ def multiply_by_rows(
 ) -> Tensor:
     """Compute left @ right as torchao's function of the same arguments, and scale rows and columns
     within the matmul."""
-    if use_fast_accum or left_scale.dim() < 2 or not takes_row_scales(left):
+    if use_fast_accum or not takes_row_scales(left):
         keys["use_fast_accum"] = use_fast_accum
         return _torchaos(left, left_scale, right, right_scale, dtype, **keys)
     rows = left_scale.reciprocal().flatten()[:, None]  # whose strides the operator checks
@@ -206,5 +181,4 @@ def takes_row_scales(x: Tensor) -> bool:
     """
     if not x.is_cuda:
         return True
-    cuda = tuple(map(int, torch.version.cuda.split(".")))
-    return torch.cuda.get_device_capability()[0] == 9 and cuda >= (12, 9)
+    return torch.cuda.get_device_capability()[0] == 9 and float(torch.version.cuda) >= 12.9

@@ -11,6 +11,7 @@ a loss for it, which torchtitan lacks.
 """
 
 from dataclasses import dataclass, replace
+from functools import partialmethod
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
@@ -47,12 +48,12 @@ class ExpertsArgs(Qwen3Args):
             )
         super().update_from_config(job_config, **kwargs)
 
-    def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Give (out_features, in_features) of every linear layer: experts are none to torch."""
-        shapes = super().linear_shapes()
-        shapes = {name: shape for name, shape in shapes.items() if ".feed_forward." not in name}
-        router = self.moe_args.num_experts, self.dim
-        return shapes | {f"layers.{i}.moe.router.gate": router for i in range(self.n_layers)}
+    def block_shapes(self) -> dict[str, tuple[int, int]]:
+        """Give (out_features, in_features) of a block's linear layers: experts are none to
+        torch."""
+        shapes = super().block_shapes().items()
+        attention = {name: shape for name, shape in shapes if name.startswith("attention.")}
+        return attention | {"moe.router.gate": (self.moe_args.num_experts, self.dim)}
 
     def experts(self, number: int) -> int:
         """Count the parameters of so many experts in each block."""
@@ -123,6 +124,9 @@ class Router(nn.Linear):
 class Qwen3(Qwen3Model):
     """torchtitan's model with the attention kernel that the recipe names."""
 
+    # No graph has how many tokens each expert gets: what stands around experts is compiled.
+    compile_blocks = partialmethod(apply_compile, ep_enabled=False)
+
     def __init__(self, args: Qwen3Args):
         super().__init__(args)
         for block in self.layers.values():
@@ -131,11 +135,6 @@ class Qwen3(Qwen3Model):
                 block.moe.router.gate.__class__ = Router
                 # a GPU computes all experts in one kernel, a CPU one after the other
                 block.moe.experts.use_grouped_mm = device.TYPE == "cuda"
-
-    def compile_blocks(self, keys) -> None:
-        """Compile block by block; no graph has how many tokens each expert gets, so that what
-        stands around experts is compiled."""
-        apply_compile(self, keys, ep_enabled=False)
 
 
 ARCHITECTURE = Architecture(Qwen3, FLAVORS)

@@ -31,9 +31,6 @@ found = tables.costs_and_keeps(comparison)
 # features a row's scale is 0.001 bytes an element.
 
 # %%
-tables.noise_by_bytes(found)
-
-# %%
 found.round(4)
 
 # %% [markdown]

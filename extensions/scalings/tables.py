@@ -1,14 +1,12 @@
-"""What each scaling of FP8 costs and keeps: tables, and a figure."""
+"""What each scaling of FP8 costs and keeps."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 
 from analysis.comparison import Comparison
-from analysis.plots.style import finding, legend_beside, note, plot
 
 SNR = Path(__file__).with_name("results") / "snr.json"  # of tests/signal_to_noise.py
 SCALINGS = {
@@ -62,19 +60,3 @@ def breaks(lost: pd.DataFrame) -> pd.Series:
     loses without stress; NaN if none is."""
     broken = ~(lost - lost.iloc[0] < 0.01)  # NaN is broken too
     return np.log2(broken.idxmax().where(broken.any()))
-
-
-@plot
-def noise_by_bytes(axes: Axes, found: pd.DataFrame) -> None:
-    """Draw each scaling's median signal to noise late in the run, down to the worst matmul's, over
-    its bytes; `found` as from `costs_and_keeps`."""
-    late, least = found["dB, late"], found["dB, least"]
-    same = found.groupby("bytes an element").cumcount()  # side by side
-    for name, x in (found["bytes an element"] + 0.0007 * same).items():
-        down = [[late[name] - least[name]], [0]]
-        axes.errorbar(x, late[name], down, fmt="o", capsize=3, label=name)
-    axes.set_xlabel("bytes an element, scales too")
-    axes.set_ylabel("signal to noise of a matmul (dB)")
-    legend_beside(axes)
-    finding(axes, f"On a run's tensors all keep {late.min():.0f} to {late.max():.0f} dB")
-    note(axes, "Median of all layers' matmuls, down to the worst.")

@@ -1,6 +1,6 @@
 """FP8 layers for tests, converted as a recipe's are, and what they are given."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -26,21 +26,16 @@ def operands(dtype=torch.bfloat16) -> list[torch.Tensor]:
 def converted(
     model: nn.Module,
     recipe: str = "tensorwise",
-    names: Collection[str] = (),
     emulate: bool = False,
     convert: Callable = float8.convert,
-    **keys,
 ) -> nn.Module:
-    """`model` with the linear layers of these names, or with all of them, in FP8."""
-    names = names or {name for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    """`model` with its linear layers in FP8."""
     scaling = SCALINGS[recipe]
-    fp8 = float8.Choice(recipe, scaling, frozenset(names), float8.choose_matmul(scaling, emulate))
+    names = frozenset(name for name, m in model.named_modules() if isinstance(m, nn.Linear))
+    fp8 = float8.Choice(recipe, scaling, names, float8.choose_matmul(scaling, emulate))
     if fp8.emulated and not emulate:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
-    config = Config()
-    for key, value in keys.items():
-        setattr(config.quantize.linear.float8, key, value)
-    convert(model, SimpleNamespace(fp8=fp8, config=config, shards=1))
+    convert(model, SimpleNamespace(fp8=fp8, config=Config()))
     return model
 
 

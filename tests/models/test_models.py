@@ -1,4 +1,4 @@
-"""The model: RoPE, sizes, FLOPs, and which of its layers FP8 converts."""
+"""The model: sizes, FLOPs, and which of its layers FP8 converts."""
 
 import fnmatch
 from dataclasses import replace
@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torchtitan.models.llama3.model.model import precompute_freqs_cis
 
 from models import device, float8, llama
 from models.architectures import architectures
@@ -19,25 +18,6 @@ def on_meta(flavor: str, **sizes) -> nn.Module:
     model, flavors = FLAVORS[flavor]
     with torch.device("meta"):
         return model(replace(flavors[flavor], **sizes))
-
-
-def test_rope_compiled_and_eager_equals_torchtitans(monkeypatch):
-    freqs = precompute_freqs_cis(64, 16, 500000.0)
-    q, k = torch.randn(2, 5, 4, 64), torch.randn(2, 5, 2, 64)
-    expected = llama._rotate_complex(q, k, freqs)
-    as_integers = torch.view_as_real(freqs).view(torch.int32)
-    assert all(map(torch.equal, llama.apply_rotary_emb(q, k, as_integers), expected))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    compiled = llama.apply_rotary_emb(q, k, as_integers)
-    torch.testing.assert_close(compiled, expected, rtol=0, atol=1e-6)
-    assert llama.apply_rotary_emb(q.bfloat16(), k, as_integers)[0].dtype == torch.bfloat16
-
-
-def test_rotations_stay_float32_in_a_model_of_bf16():
-    """FSDP2 casts what is floating among a block's arguments, as `bfloat16()` casts buffers."""
-    model = llama.Llama(llama.FLAVORS["cpu"])
-    before = model.freqs_cis.clone()
-    assert torch.equal(model.bfloat16().freqs_cis, before) and before.dtype == torch.int32
 
 
 # By hand: parameters, those without the input embedding, and attention's FLOPs per token and

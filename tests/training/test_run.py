@@ -3,7 +3,6 @@
 import os
 import shutil
 from contextlib import nullcontext
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from experiments.run import SPINS, main
 from experiments.training import machine
 from experiments.training.machine import check_here, choose_size
 from experiments.training.plan import plan
-from models import device, driver
+from models import device
 from models.errors import InputError
 from tests.runs import TINY
 
@@ -80,27 +79,28 @@ def test_memory_is_compared_with_the_machines(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("listed", "files", "torch_says", "refused"),
-    [
-        (["H100", "550"], [], "Torch not compiled with CUDA enabled", True),
-        (None, [], "The NVIDIA driver is too old (found version 12080)", True),
-        (None, ["/dev/nvidia0"], "Found no NVIDIA driver on your system", True),
-        (None, [], "Found no NVIDIA driver on your system", False),
-    ],
+    ("nvidia_smi", "files", "found"),
+    [("echo H100", [], True), ("exit 18", ["nvidia0"], True), ("exit 127", [], False)],
 )
 def test_a_gpu_that_torch_cannot_use_is_not_passed_over(
-    listed, files, torch_says, refused, monkeypatch
+    nvidia_smi, files, found, tmp_path, monkeypatch
 ):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+    program.chmod(0o755)
+    for file in files:
+        (tmp_path / file).touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(driver, "nvidia_smi", lambda query: listed)
-    monkeypatch.setattr(driver, "glob", lambda pattern: files)
+    monkeypatch.setattr(device, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(torch_says)))
-    if refused:
-        with pytest.raises(InputError, match="set CUDA_VISIBLE_DEVICES= to train on the CPU"):
-            choose_size()
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if not found:
+        assert choose_size()[0] == ["cpu"]
+        return
+    with pytest.raises(InputError, match="driver.*CUDA_VISIBLE_DEVICES="):
+        choose_size()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose_size()[0] == ["cpu"]
 
 

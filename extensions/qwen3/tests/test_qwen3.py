@@ -47,7 +47,6 @@ def test_logits_are_those_that_hugging_faces_model_gave(tied):
     ("flavor", "parameters", "without_embedding", "attention"),
     [
         ("qwen3-0.6B", 596_049_920, 596_049_920, 688_128),  # dim 1024; heads 16 x 128
-        ("qwen3-4B", 4_022_468_096, 4_022_468_096, 1_769_472),
         ("qwen3-30B-A3B", 30_532_122_624, 3_041_867_776, 2_359_296),
     ],
 )
@@ -70,8 +69,7 @@ def test_sizes_of_a_recipe_replace_those_of_a_flavor():
     config = recipes.load("baseline", [], keys).config
     with torch.device("meta"):
         model = build(config)
-    assert len(model.layers) == 3
-    assert model.tok_embeddings.weight.shape == model.output.weight.shape == (320, 96)
-    assert model.layers["0"].feed_forward.w1.weight.shape == (176, 96)
-    assert model.layers["0"].attention.wk.weight.shape == (3 * 64, 96)
+    assert model.output.weight.shape == (320, 96)
+    assert model.layers["2"].feed_forward.w1.weight.shape == (176, 96)
+    assert model.layers["2"].attention.wk.weight.shape == (3 * 64, 96)
     assert label(config).startswith("qwen3-cpu, dim 96, n_layers 3, n_heads 6")

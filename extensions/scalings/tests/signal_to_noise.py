@@ -63,7 +63,6 @@ FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 OUTLIERS = 4  # features of each matrix
 
 Batch = tuple[Tensor, Tensor]  # inputs and labels
-Operands = tuple[str, list[Tensor]]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,8 +76,6 @@ def main(argv: list[str] | None = None) -> int:
     found = {"torch": torch.__version__, "device": device.name(), "keys": args.keys}
     json.dump(found | {"matmuls": matmuls, "stress": stress}, args.file, indent=1)
     args.file.close()
-    lost = pd.DataFrame(stress).pivot_table("lost", ["stress", "factor"], "scaling", sort=False)
-    print(lost.round(4))
     return 0
 
 
@@ -91,7 +88,7 @@ def train(recipe: recipes.Recipe) -> tuple[nn.Module, Batch, list[dict]]:
 
     def measure(step: int) -> None:
         if step in (EARLY, config.training.steps):
-            for name, operands in operands_of(model, batch)[1]:
+            for name, operands in operands_of(model, batch)[1].items():
                 rows.extend({"step": step, "layer": name} | row for row in measured(*operands))
 
     with TemporaryDirectory() as config.job.dump_folder:
@@ -119,20 +116,19 @@ def loss_of(model: nn.Module, batch: Batch, hook: Callable) -> Tensor:
     return cross_entropy(model(inputs).flatten(0, 1).float(), labels.flatten())
 
 
-def operands_of(model: nn.Module, batch: Batch) -> tuple[float, list[Operands]]:
-    """Compute the loss; take each layer's name, and its input (tokens, in), weight (out, in) and
-    output's gradient (tokens, out) in float32."""
-    taken = []
+def operands_of(model: nn.Module, batch: Batch) -> tuple[float, dict[str, list[Tensor]]]:
+    """Compute the loss; take each layer's input (tokens, in), weight (out, in) and output's
+    gradient (tokens, out) in float32, by the layer's name."""
+    taken = {}
 
     def take(name: str, layer: nn.Module, given: tuple[Tensor], out: Tensor) -> None:
-        def take_all(gradient: Tensor) -> None:
-            three = given[0], layer.weight, gradient
-            taken.append((name, [matrix.detach().flatten(0, -2).float() for matrix in three]))
-
-        out.register_hook(take_all)
+        taken[name] = [given[0], layer.weight]
+        out.register_hook(taken[name].append)
 
     loss = loss_of(model, batch, take)
     loss.backward()
+    for name, three in taken.items():
+        taken[name] = [matrix.detach().flatten(0, -2).float() for matrix in three]
     return loss.item(), taken
 
 
@@ -225,7 +221,7 @@ def stressed(model: nn.Module, batch: Batch) -> Iterator[dict]:
             for block in changed.layers.values():
                 change(block, factor)
             exact, operands = operands_of(changed, batch)
-            for name, three in operands:
+            for name, three in operands.items():
                 if name.endswith(ending):
                     rows += measured(*three)
             found = pd.DataFrame(rows).groupby(["scaling", "matmul"])["snr_db"].median()
