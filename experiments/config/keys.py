@@ -68,6 +68,7 @@ LEFT_OUT = {
     "model.name": "follows from model.flavor; leave it out",
     "model.converters": "follows from quantize.linear.float8; leave it out",
     "model.tokenizer_path": "is model.hf_assets_path",
+    "model.print_after_conversion": UNUSED,
     "optimizer.early_step_in_backward": "would leave no gradients to look at; leave it out",
     "training.enable_cpu_offload": UNUSED,
     "training.gc_debug": UNUSED,

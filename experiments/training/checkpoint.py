@@ -110,6 +110,13 @@ class Checkpoints(CheckpointManager):
         if last_step and self.enable:  # torchtitan leaves one too many
             self._purge_stale_checkpoints()
 
+    def _purge_stale_checkpoints(self) -> None:
+        """Delete all but the last `keep_latest_k` (0: none); torchtitan deletes whatever has
+        `step-<int>` in its name."""
+        if dist.get_rank() == 0:
+            for step in sorted(_found(Path(self.folder)))[: -self.keep_latest_k]:
+                self.purge_queue.put(self._create_checkpoint_id(step))
+
     def close(self) -> None:
         """Wait for a save that is under way, which torchtitan does not. Delete what one that failed
         has written: the run's last records may need its room."""

@@ -50,6 +50,9 @@ _FP8_MATMUL = "aten::_scaled_mm"
 # Attention is none of these: bmm, or a kernel of its own.
 _MATMULS = {_FP8_MATMUL, "aten::mm", "aten::addmm", "aten::_grouped_mm"}
 _ATTENTION = re.compile("aten::_scaled_dot_product_(?:attention_)?(cudnn|flash|efficient|math)")
+# With max-autotune inductor may compile a matmul into a kernel of its own, as
+# triton_tem_fused__scaled_mm_3.
+_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
 _COMPILATIONS = {
     "_compile.compile_inner (dynamo_timed)",
     "backward._backward_impl (dynamo_timed)",
@@ -242,7 +245,7 @@ class Matmul(NamedTuple):
 
     @property
     def in_fp8(self) -> bool:
-        return self.operator == _FP8_MATMUL
+        return "_scaled_mm" in self.operator
 
 
 def find_matmuls(events: Iterable) -> list[Matmul]:
@@ -279,19 +282,26 @@ def _find(events: Iterable) -> list[Matmul]:
         if event.name in _COMPILATIONS:
             continue
         called = _find(event.cpu_children)
-        if event.name in _MATMULS:
+        if event.name in _MATMULS or _TEMPLATE.match(event.name):
             called = [matmul for matmul in called if matmul.in_fp8] or [_matmul(event)]
         found += called
     return found
 
 
 def _matmul(event) -> Matmul:
-    shapes = event.input_shapes
-    left, right = shapes[event.name == "aten::addmm" :][:2]  # without addmm's bias
-    # A grouped matmul has the rows of all groups in its left operand.
-    shape = math.prod(left[:-1]), left[-1], right[-1]
-    column = any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in shapes)
-    return Matmul(event.name, shape, row_scaled=column and event.name == _FP8_MATMUL)
+    name, shapes, template = event.name, event.input_shapes, _TEMPLATE.match(event.name)
+    if template:  # two operands come first, each perhaps transposed, and the output last
+        name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
+        # Scales of rows have a dimension of 1 and are no matrices.
+        left, right, *_, (m, n) = [each for each in shapes if len(each) == 2 and min(each) > 1]
+        # (m k) (k n) is (m n) times k squared
+        k = math.isqrt(math.prod(left) * math.prod(right) // (m * n))
+    else:
+        left, right = shapes[name == "aten::addmm" :][:2]  # without addmm's bias
+        # A grouped matmul has the rows of all groups in its left operand.
+        m, k, n = math.prod(left[:-1]), left[-1], right[-1]
+    column = any(len(each) == 2 and each[1] == 1 < each[0] for each in shapes)
+    return Matmul(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
 
 
 def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Matmul]) -> list[str]:

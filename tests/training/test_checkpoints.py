@@ -66,12 +66,13 @@ def test_only_checkpoints_are_deleted_and_the_newest_whole_one_is_loaded(run, tm
 
 
 def test_as_many_are_kept_as_the_recipe_says(run):
-    """The last one too."""
-    run.keep_latest_k = 2
+    """The last one too, and a copy that somebody made."""
+    run.keep_latest_k, copy = 2, Path(run.folder) / "step-1_copy"
+    copy.mkdir(parents=True)
     for step in (2, 4, 6, 7):
         run.save(step, last_step=step == 7)
     run.close()  # waits for what is to be deleted
-    assert {path.name for path in Path(run.folder).iterdir()} == {"step-6", "step-7"}
+    assert {path.name for path in Path(run.folder).iterdir()} == {"step-6", "step-7", copy.name}
 
 
 def test_a_whole_checkpoint_that_lacks_a_state_is_an_error(run):

@@ -9,7 +9,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
 from experiments.training.plan import Plan
-from experiments.training.proof import Proof, ProofError
+from experiments.training.proof import Proof, ProofError, find_matmuls
 from models import float8
 
 TOKENS, WIDTH = 32, 64
@@ -165,3 +165,24 @@ def test_weights_that_need_not_move():
     for state in run.optimizer.state.values():
         state["exp_avg_sq"].fill_(1e9)
     assert run.step().parameters.moved_in_first_step == 0
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_kernels_of_max_autotune_are_matmuls(transposed):
+    """A Triton kernel in an operator's place names itself to the profiler, with its arguments. An
+    operand that the graph transposes may be passed as it lies in memory."""
+    m, k, n = 32, 64, 16
+    a, b, out = torch.empty(m, k), torch.empty(k, n), torch.empty(m, n)
+    operands = [a, b.T.contiguous() if transposed else b]
+    kernels = {
+        "triton_tem_fused__scaled_mm_3": [torch.empty(m, 1), torch.empty(1, n)],
+        "triton_tem_fused_mm_t_1": [],
+        "triton_poi_fused_mm_2": [],
+    }
+    with torch.profiler.profile(record_shapes=True) as profiler:
+        for kernel, scales in kernels.items():
+            with torch._C._profiler._RecordFunctionFast(kernel, [*operands, *scales, out], {}):
+                pass
+    fp8, bf16 = find_matmuls(profiler.events())
+    assert [fp8.in_fp8, bf16.in_fp8] == [True, False] and fp8.row_scaled
+    assert fp8.flops == bf16.flops == 2 * m * k * n
