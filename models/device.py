@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from glob import glob
 from itertools import pairwise
 from pathlib import Path
@@ -161,9 +162,16 @@ def hardware() -> dict:
         "uuid": uuid,
         "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
         "driver": driver,
-        "sm_clock_max_mhz": clock and float(clock),
-        "power_limit_w": power and float(power),
+        "sm_clock_max_mhz": number(clock),
+        "power_limit_w": number(power),
     }
+
+
+def number(answer: str | None) -> float | None:
+    """Read a number; None for words such as `Unknown Error`."""
+    with suppress(TypeError, ValueError):
+        return float(answer)
+    return None
 
 
 def seconds_since_process_start() -> float:

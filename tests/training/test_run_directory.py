@@ -14,7 +14,7 @@ from experiments.run import main
 from experiments.training import attempt
 from experiments.training.attempt import End, RunDirectory
 from experiments.training.plan import Plan, open_data, plan, to_yaml
-from models import driver
+from models import device
 from models.errors import InputError
 
 KEY = "checkpoint.enable=true"
@@ -104,8 +104,8 @@ def test_what_a_run_says_of_itself(tmp_path):
 @pytest.mark.parametrize(
     ("nvidia_smi", "said"),
     [
-        ("echo 580.65.06, GPU-1, [N/A], 700", ["580.65.06", "GPU-1", "[N/A]", "700"]),
-        ("echo Failed to initialize NVML; exit 18", None),
+        ("echo 580.65.06, GPU-1, [N/A], 700", ["580.65.06", "GPU-1", None, "700"]),
+        ("echo Failed to initialize NVML; exit 18", [None] * 4),
     ],
 )
 def test_whatever_nvidia_smi_says_a_gpu_is_described(nvidia_smi, said, tmp_path, monkeypatch):
@@ -113,8 +113,8 @@ def test_whatever_nvidia_smi_says_a_gpu_is_described(nvidia_smi, said, tmp_path,
     program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert driver.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
-    assert driver.number("[N/A]") is None and driver.number("700.5") == 700.5
+    assert device.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
+    assert device.number("Unknown Error") is None and device.number("700.5") == 700.5
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
