@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.comparison import Comparison
-from analysis.table import first_runs, proofs
+from analysis.table import proofs
 
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:
@@ -45,7 +45,7 @@ FP8_LM_LOSS = {
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
-    facts = {recipe: run.facts for recipe, run in first_runs(comparison).items()}
+    facts = {recipe: runs[0].facts for recipe, runs in comparison.completed.items()}
     table = pd.DataFrame(facts, [*DTYPES]).T.rename(columns=DTYPES)
     table = table.fillna({"master weights": "none"}).replace({"float8_e4m3fn": "E4M3"})
     for moment in ("first moment", "second moment"):  # torch's AdamW has them in the parameters'
