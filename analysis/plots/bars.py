@@ -106,7 +106,8 @@ def memory(axes: Axes, comparison: Comparison) -> None:
     """Draw the highest memory in GiB."""
     gib = completed_runs(comparison)["peak_memory_gib"]
     compare_bars(axes, comparison, gib, " GiB", "peak memory")
-    whose = "resident memory of the process" if comparison.on_cpu else "reserved memory of a device"
+    on_cpu = comparison.study.on_cpu
+    whose = "resident memory of the process" if on_cpu else "reserved memory of a device"
     axes.set_xlabel(f"peak {whose} (GiB)")
 
 
