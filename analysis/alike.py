@@ -36,9 +36,7 @@ IGNORED = (
     "metrics.",
     "profiling.",
     "checkpoint.",
-    "comm.trace_buf_size",
-    "comm.init_timeout_seconds",
-    "comm.train_timeout_seconds",
+    "comm.",
     "data.cache_dir",
     "compiled",
     "float8",
@@ -87,19 +85,20 @@ def fewest_graphs(runs: list[Run]) -> int:
 def meant_to_differ(*recipes: str) -> list[str]:
     """List the keys that the files of two recipes set to different values; all keys of FP8 if a
     recipe has no file in this project."""
-    mine, theirs = map(said_by, recipes)
+    mine, theirs = map(set_in_file, recipes)
     if mine is None or theirs is None:
         return ["quantize."]
     return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
 @cache
-def said_by(recipe: str) -> dict | None:
-    """Read what a recipe's file and its parents set over base.yaml; None without a file."""
+def set_in_file(recipe: str) -> dict | None:
+    """Read the keys that a recipe's file and its parents set over base.yaml; None if the recipe has
+    no file."""
     if recipe == "base":
         return {}
     for place in ("recipes", "extensions/*/recipes"):
         for file in ROOT.glob(f"{place}/{recipe}.yaml"):
-            said = read_yaml(file)
-            return said_by(said.pop("base", "base")) | flat(said)
+            keys = read_yaml(file)
+            return set_in_file(keys.pop("base", "base")) | flat(keys)
     return None

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from analysis import losses
 from analysis.agreement import SpeedUp, speed_up
-from analysis.alike import differences, said_by
+from analysis.alike import differences, set_in_file
 from analysis.break_even import BreakEven, break_even
 from analysis.losses import HIGHER, LOWER, SAME, Verdict
 from analysis.proof import FLOAT8, broken
@@ -115,7 +115,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
     """Tell by the manifests of a recipe's runs, else by the recipe's file."""
     recorded = [run.manifest.float8 for run in runs if run.manifest]
-    return any(recorded or [(said_by(recipe) or {}).get(FLOAT8)])
+    return any(recorded or [(set_in_file(recipe) or {}).get(FLOAT8)])
 
 
 def choose_reference(study: Study, fp8: list[str]) -> str:

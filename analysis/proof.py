@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from analysis.alike import said_by
+from analysis.alike import set_in_file
 from analysis.runs import Run
 from models.scaling import SCALINGS
 
@@ -35,7 +35,7 @@ def faults(run: Run) -> Iterator[str]:
     if not (proof and run.timings):
         yield "its records do not show what ran in FP8, and when"
         return
-    in_file = (said_by(run.recipe) or {}).get(FLOAT8, manifest.float8)
+    in_file = (set_in_file(run.recipe) or {}).get(FLOAT8, manifest.float8)
     named = [in_file, run.facts.get(FLOAT8), manifest.float8, proof.recipe_name]
     if len({*named}) > 1:
         said = ", ".join(scaling or "bf16" for scaling in named)
