@@ -52,7 +52,7 @@ class SpeedUp:
         """How many runs of each recipe would tell whether it is faster, slower or as fast."""
         mean, low, high = self.ratio
         distance = max(abs(mean - 1), SMALL - abs(mean - 1))
-        return runs_needed(self.runs, (high - low) / 2, distance, 2, LEVEL)
+        return runs_needed(self.runs, high - low, distance, 2, LEVEL)
 
 
 def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:

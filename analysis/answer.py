@@ -155,7 +155,8 @@ def details(comparison: Comparison) -> list[str]:
     sentences, best = [], comparison.best
     for recipe, finding in comparison.findings.items():
         sentences += evidence(comparison, finding) if finding != best else []
-        sentences += [f"{recipe}: {remark}." for remark in finding.remarks]
+        if recipe in comparison.fp8:
+            sentences += [f"{recipe}: {remark}." for remark in finding.remarks]
     return sentences
 
 

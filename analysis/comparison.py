@@ -136,10 +136,10 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     own, others = study.completed(recipe), study.completed(reference)
     started, beside = study.started(recipe), study.started(reference)
     gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
-    contradictions, remarks = [], []
+    breaches, remarks = [], []
     if own:
         differing, remarks = differences(own, others)
-        contradictions = broken(own) + broken(others) + differing
+        breaches = broken(own) + broken(others) + differing
     unpaired = list(losses.no_pairs(started, beside))
     seeds = len({run.seed for run in started + beside})
     lost = lost_runs(started, [] if unpaired else beside, seeds)
@@ -157,7 +157,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         Outcome.NO_REFERENCE: not own,
         Outcome.TOO_SHORT: gain.runs == 0,
         Outcome.SINGLE_RUN: gain.runs == 1,
-        Outcome.NO_VERDICT: bool(contradictions or (slower and gain.caveats)),
+        Outcome.NO_VERDICT: bool(breaches or (slower and gain.caveats)),
         Outcome.NO_PLAIN_YES: bool(gain.caveats) and not gain.ratio.as_fast,
         Outcome.NO_GAIN: gain.ratio.as_fast,
         Outcome.CANNOT_TELL: not gain.ratio.clear,
@@ -172,7 +172,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         speed=gain,
         loss=judged,
         break_even=break_even(own, others, gain),
-        reasons=contradictions + gain.caveats + of_loss,
+        reasons=breaches + gain.caveats + of_loss,
         remarks=remarks,
     )
 

@@ -60,8 +60,8 @@ class Verdict:
     def runs_needed(self) -> int | None:
         """How many runs of each recipe would tell whether it is the same, lower or higher."""
         distance = abs(abs(self.difference) - self.margin)
-        half_width = (self.high - self.low) / 2
-        return runs_needed(len(self.by_seed), half_width, distance, 1, self.level)
+        width = self.high - self.low
+        return runs_needed(len(self.by_seed), width, distance, 1, self.level)
 
 
 def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:

@@ -70,7 +70,6 @@ def as_json(comparison: Comparison) -> bytes:
             "high": ratio.high,
             "reasons": best.reasons,
         },
-        "sentences": [*answer(comparison), *limits(comparison), *details(comparison)],
         "reference": comparison.reference,
         "findings": list(comparison.findings.values()),
         "runs": [measured(run) for run in comparison.study.runs],

@@ -165,18 +165,16 @@ def estimate(values, level: float) -> np.ndarray:
     return np.array([values.mean(axis=0), *ends])
 
 
-def runs_needed(
-    runs: int, half_width: float, distance: float, samples: int, level: float
-) -> int | None:
+def runs_needed(runs: int, width: float, distance: float, samples: int, level: float) -> int | None:
     """Foretell how many runs of each recipe narrow an interval to `distance` on each side.
 
     None if that takes more than `MANY`, or is not known.
 
     Args:
-        runs, half_width: of the interval as it is.
+        runs, width: of the interval as it is.
         samples: 1 if runs are paired, else 2.
     """
     counts = np.arange(1, MANY)
     widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
-    enough = counts[half_width * widths / widths[runs - 1] <= distance]
+    enough = counts[width * widths / widths[runs - 1] <= 2 * distance]
     return int(enough[0]) if len(enough) else None

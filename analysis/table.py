@@ -69,11 +69,6 @@ def measured_runs(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(map(measured, comparison.study.runs))
 
 
-def completed_runs(comparison: Comparison) -> pd.DataFrame:
-    """List `measured` of the completed runs, indexed by recipe."""
-    return measured_runs(comparison).query("completed").set_index("recipe")
-
-
 def run_table(comparison: Comparison) -> pd.DataFrame:
     """Write the table of runs, indexed by recipe and seed."""
     facts = measured_runs(comparison).set_index(["recipe", "seed"])
