@@ -86,7 +86,7 @@ def about_loss(comparison: Comparison, finding: Finding) -> str:
     if seeds > 1:
         ends = f"{verdict.low:+.4f} to {verdict.high:+.4f}"
         interval = f"{100 * verdict.level:.3g} % interval {ends}, "
-    more = "" if verdict.word in (SAME, LOWER, HIGHER) else more_runs(verdict)
+    more = more_runs(verdict) if verdict.word == CANNOT_TELL else ""
     return (
         f"{said} after {verdict.step:,} steps: difference {verdict.difference:+.4f}, {interval}"
         f"margin {verdict.margin:.4f}, seeds {seeds}{more}."
