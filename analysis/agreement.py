@@ -79,10 +79,12 @@ def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> I
     elif ratio.clear or ratio.as_fast:
         found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
         found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
-        told = [f"{how} it is {other}" for how, other in found.items() if other.contradicts(ratio)]
-        yield from told[:NAMED]
+        unlike = [how for how in found if found[how].contradicts(ratio)]
+        for how in unlike[:NAMED]:
+            yield f"{how} it has {found[how]} times the tokens/s"
     elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
-        yield f"slow steps hide its lead ({longest_step(own + others)}): by {QUICK} it is {quick}"
+        slow = longest_step(own + others)
+        yield f"slow steps hide its lead ({slow}): by {QUICK} it has {quick} times the tokens/s"
 
 
 def longest_step(runs: list[Run]) -> str:
@@ -141,7 +143,7 @@ def impossible(ratio: Ratio, own: list[Run], others: list[Run]) -> Iterator[str]
     share = np.mean([run.fp8_share for run in own])
     most = times_at_most(share)
     if share and ratio.mean > most:
-        yield f"FP8 in {share:.0%} of the matmul FLOPs gives {most:.2f} times at most"
+        yield f"FP8 in {share:.0%} of the matmul FLOPs gives {most:.2f} times the tokens/s at most"
     for run in own + others:
         if mfu(run) > times_at_most(run.fp8_share):
             yield f"{run.name} ran at {mfu(run):.0%} of its GPU's peak in bf16"

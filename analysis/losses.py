@@ -154,9 +154,9 @@ def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
         for run in runs:
             far = far_above(run, beside).mean()
             if far > OFTEN:
-                yield f"{run.name} is {FAR:.0%} above the other's loss in {far:.0%} of its steps"
+                yield f"{run.name} is {FAR:.0%} above its partner's loss in {far:.0%} of its steps"
     copied = apart(own, others).where(by_seed(own, "in_fp8")).eq(0).mean().max()
     if copied > COPIED:
-        yield f"in {copied:.0%} of a run's steps it has the other's loss to the last bit"
+        yield f"in {copied:.0%} of a run's steps both recipes have one loss, to the last bit"
     if judged.difference < -TOO_GOOD * judged.margin:
         yield f"its loss is {-judged.difference:.3g} lower, and FP8 explains no such gain"
