@@ -26,7 +26,7 @@ from experiments.jobs.command import COMPLETED, CommandLine, leave
 from models.errors import InputError
 
 
-def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
+def print_report(comparison: Comparison, console: Console, verbose: bool) -> None:
     """Print the answer, a row a recipe, and what limits them; `verbose` adds what they rest on."""
     said = answer(comparison)
     say(console, said, QUESTION)
