@@ -1,7 +1,7 @@
-"""Rule 1: the runs of two recipes differ in nothing but what the recipes are.
+"""Rule 1: the runs of two recipes differ in nothing but the recipes.
 
-Everything that is recorded must be equal in both, except what the recipes' own files set. A new
-record is compared without further ado.
+All recorded values must be equal in both, except what the recipes' own files set. A new record is
+compared as soon as runs have it.
 """
 
 from collections import ChainMap, Counter
@@ -11,9 +11,9 @@ from pathlib import Path
 from analysis.runs import Run, flat, read_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMED = 3  # of many records that differ
+NAMED = 3  # at most, of the records that differ
 
-# Records that name a run, say how it ended, or set what computes nothing.
+# Records that name a run or its end, and keys that compute nothing.
 IGNORED = (
     "layout_version",
     "status",
@@ -36,9 +36,7 @@ IGNORED = (
     "metrics.",
     "profiling.",
     "checkpoint.",
-    "comm.trace_buf_size",
-    "comm.init_timeout_seconds",
-    "comm.train_timeout_seconds",
+    "comm.",
     "data.cache_dir",
     "compiled",
     "float8",
@@ -48,15 +46,16 @@ IGNORED = (
     "hardware.visible_devices",
     "hardware.uuid",
 )
-# Records that change no step's arithmetic: they are remarks. Where runs were is judged by rule 3.
+# Records that change no step's arithmetic: a difference is told, and forbids nothing.
 MINOR = ("hardware.threads", "git.commit", "compile_cache")
 
 
 def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]]:
-    """Find what differs between the runs of two recipes: what forbids a verdict, and mere
-    remarks.
+    """Compare the records of two recipes' runs. Returns the differences that forbid a verdict, and
+    remarks on those that do not.
 
-    A record may vary among the runs of a recipe if it does so in the same shares in the other.
+    A value may vary among the runs of one recipe if the other recipe's runs have the same values in
+    the same shares.
     """
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden, remarks = [], []
@@ -66,17 +65,15 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
             differing = remarks if key in MINOR else forbidden
             differing.append(f"{key} is {mine} beside {theirs}")
     fewer, more = sorted([fewest_graphs(own), fewest_graphs(others)])
-    # steps in bf16 and in FP8 have graphs of their own
+    # A recipe with steps in bf16 and in FP8 compiles twice as many.
     if "compile.enable" not in passed_over and fewer < more / 2:
         forbidden.append(f"{fewer} graphs were compiled beside {more}")
-    if len(forbidden) > NAMED:
-        forbidden[NAMED:] = [f"{len(forbidden) - NAMED} other records differ too"]
-    return forbidden, remarks
+    return forbidden[:NAMED], remarks
 
 
 def values(runs: list[Run], key: str) -> str:
     """Write the values of a record, each with its share of the runs if there are several."""
-    counts = Counter(str(run.facts.get(key)) for run in runs)
+    counts = Counter(str(run.facts.get(key, "none")) for run in runs)
     said = [f"{value} ({count / len(runs):.0%})" for value, count in sorted(counts.items())]
     return ", ".join(said).removesuffix(" (100%)")
 
@@ -86,21 +83,22 @@ def fewest_graphs(runs: list[Run]) -> int:
 
 
 def meant_to_differ(*recipes: str) -> list[str]:
-    """List the keys that the files of two recipes set to different values; those of FP8 where a
-    recipe has no file here."""
-    mine, theirs = map(said_by, recipes)
+    """List the keys that the files of two recipes set to different values; all keys of FP8 if a
+    recipe has no file in this project."""
+    mine, theirs = map(set_in_file, recipes)
     if mine is None or theirs is None:
         return ["quantize."]
     return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
 @cache
-def said_by(recipe: str) -> dict | None:
-    """Read what the file of a recipe and its parents' set, below base.yaml; None without a file."""
+def set_in_file(recipe: str) -> dict | None:
+    """Read the keys that a recipe's file and its parents set over base.yaml; None if the recipe has
+    no file."""
     if recipe == "base":
         return {}
     for place in ("recipes", "extensions/*/recipes"):
         for file in ROOT.glob(f"{place}/{recipe}.yaml"):
-            said = read_yaml(file)
-            return said_by(said.pop("base", "base")) | flat(said)
+            keys = read_yaml(file)
+            return set_in_file(keys.pop("base", "base")) | flat(keys)
     return None

@@ -1,6 +1,8 @@
 """Should this Llama be trained in FP8? The outcome in sentences: the answer, what it rests on, and
 what limits it."""
 
+from shlex import quote
+
 import numpy as np
 
 from analysis import losses, speed
@@ -17,20 +19,20 @@ SENTENCES = {
     Outcome.NO_PLAIN_YES: "No plain yes: {best.recipe} is faster, but {best.reasons[0]}.",
     Outcome.NO_VERDICT: "No verdict: {best.reasons[0]}.",
     Outcome.SINGLE_RUN: "No verdict from a single run: runs of one recipe differ. "
-    f"It takes {losses.MIN_SEEDS} seeds of each: .venv/bin/python -m experiments.study FOLDER "
-    f"--seeds {losses.MIN_SEEDS}",
+    f"It takes {losses.MIN_SEEDS} seeds of each{{command}}",
     Outcome.CANNOT_TELL: "Cannot tell: {best.recipe} may be faster or slower.",
     Outcome.NO_GAIN: "No gain: {best.recipe} is as fast as {reference}.",
     Outcome.SLOWER: "No: {best.recipe} is slower.",
     Outcome.HIGHER_LOSS: "No: {best.recipe} is faster, but ends at a higher loss.",
-    Outcome.TOO_SHORT: f"Too short to answer: a rate takes runs of {speed.MIN_STEPS} steps, of "
-    "{best.recipe} and of {reference}.",
+    Outcome.TOO_SHORT: "Too short to answer: speed takes completed runs of {best.recipe} and of "
+    f"{{reference}} with {speed.MIN_STEPS} steps or more.",
     Outcome.DIVERGED: "No: {best.recipe} diverges more often than {reference} (its loss is not "
     "finite, or stays far above).",
     Outcome.CPU: "No answer about speed: these runs are from a CPU, which has no FP8 units. They "
     "show the method, and what FP8 does to the loss of a small model.",
     Outcome.NO_REFERENCE: "No answer: it needs completed runs in FP8, and of {reference}.",
 }
+ADD_SEEDS = f".venv/bin/python -m experiments.study {{}} --seeds {losses.MIN_SEEDS}"
 LOSSES = {
     SAME: "{} ends at the same loss as {}",
     LOWER: "{} ends at a lower loss than {}",
@@ -45,19 +47,19 @@ TOO_FEW = (
 
 def answer(comparison: Comparison) -> list[str]:
     """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
-    best = comparison.best
-    first = SENTENCES[best.outcome].format(best=best, reference=comparison.reference)
+    best, reference, folder = comparison.best, comparison.reference, comparison.study.folder
+    command = f": {ADD_SEEDS.format(quote(str(folder)))}" if folder else "."
+    first = SENTENCES[best.outcome].format(best=best, reference=reference, command=command)
     return [first, *evidence(comparison, best), trained(comparison)]
 
 
 def evidence(comparison: Comparison, finding: Finding) -> list[str]:
-    """Write of a recipe its speed and break-even step, its loss, and the share of FP8; nothing if
-    none of its runs was completed."""
+    """Write a recipe's speed, loss and share of FP8; nothing without a completed run."""
     runs = comparison.study.completed(finding.recipe)
     if not runs:
         return []
     said = [f"Loss: {about_loss(comparison, finding)}"]
-    if not comparison.on_cpu:
+    if not comparison.study.on_cpu:
         said.insert(0, f"Speed: {about_speed(comparison, finding)}")
     if finding.recipe in comparison.fp8:
         said.append(f"FP8 share of {finding.recipe}'s matmul FLOPs: {share_word(runs)}.")
@@ -69,8 +71,9 @@ def about_speed(comparison: Comparison, finding: Finding) -> str:
     recipe, reference, gain = finding.recipe, comparison.reference, finding.speed
     if not gain.runs:
         return f"it takes {speed.MIN_STEPS} steps to tell how fast {recipe} is."
-    ratio = f"{recipe} has {gain.ratio} the tokens/s of {reference}"
-    return f"{ratio}{more_runs(gain)}. {finding.break_even.sentence(recipe, reference)}"
+    ratio = f"{recipe} has {gain.ratio} times the tokens/s of {reference}"
+    more = "" if gain.ratio.clear or gain.ratio.as_fast else more_runs(gain)
+    return f"{ratio}{more}. {finding.break_even.sentence(recipe, reference)}"
 
 
 def about_loss(comparison: Comparison, finding: Finding) -> str:
@@ -83,9 +86,10 @@ def about_loss(comparison: Comparison, finding: Finding) -> str:
     if seeds > 1:
         ends = f"{verdict.low:+.4f} to {verdict.high:+.4f}"
         interval = f"{100 * verdict.level:.3g} % interval {ends}, "
+    more = more_runs(verdict) if verdict.word == CANNOT_TELL else ""
     return (
         f"{said} after {verdict.step:,} steps: difference {verdict.difference:+.4f}, {interval}"
-        f"margin {verdict.margin:.4f}, seeds {seeds}{more_runs(verdict)}."
+        f"margin {verdict.margin:.4f}, seeds {seeds}{more}."
     )
 
 
@@ -103,7 +107,7 @@ def share_word(runs: list[Run]) -> str:
 
 
 def trained(comparison: Comparison) -> str:
-    """Say what was trained, with what, when and where, by the first completed run."""
+    """Write what the first completed run trained, on what, when, and with which versions."""
     runs = [run for run in comparison.study.runs if run.completed]
     if not runs:
         return "Trained: no run was completed."
@@ -126,39 +130,33 @@ def short(number: float) -> str:
 
 
 def limits(comparison: Comparison, said: str = "") -> list[str]:
-    """Say what limits the answer, unless it was `said`, and which runs are left out."""
+    """Write what limits the answer, without reasons that were `said`, and which runs are left
+    out."""
     sentences = []
     for recipe, finding in comparison.findings.items():
-        if recipe in comparison.fp8 and not comparison.on_cpu:
+        if recipe in comparison.fp8 and not comparison.study.on_cpu:
             reasons = [reason for reason in finding.reasons if reason not in said]
             sentences += [f"{recipe}: {reason}." for reason in reasons]
     return sentences + left_out(comparison)
 
 
 def left_out(comparison: Comparison) -> list[str]:
-    """Name the runs that are not compared, and why, and the records that could not be read."""
-    lines = []
-    for recipe in comparison.recipes:
-        named = [
-            f"seed {run.seed} ({run.ending}, step {run.length:,})"
-            for run in comparison.study.started(recipe)
-            if not run.completed
-        ]
-        if named:
-            lines.append(f"Not compared of {recipe}: {', '.join(named)}.")
-    return lines + comparison.study.problems
+    """Name the runs that are not compared, with the reason, and unreadable records."""
+    study = comparison.study
+    left = [f"Not compared: {run.name} ({run.status})." for run in study.runs if not run.completed]
+    return left + study.problems
 
 
 # ---- what else was found ----
 
 
 def details(comparison: Comparison) -> list[str]:
-    """Write the evidence on the other recipes, and remarks that limit nothing."""
+    """Write the evidence on the other recipes, and remarks."""
     sentences, best = [], comparison.best
     for recipe, finding in comparison.findings.items():
         sentences += evidence(comparison, finding) if finding != best else []
         if recipe in comparison.fp8:
-            sentences += [f"{recipe}: {words}." for words in finding.remarks]
+            sentences += [f"{recipe}: {remark}." for remark in finding.remarks]
     return sentences
 
 

@@ -1,4 +1,4 @@
-"""The break-even step: from which has a recipe taken less wall time, the first step included?"""
+"""From which step has a recipe taken less wall time than its reference, first step included?"""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from analysis.agreement import SpeedUp
 from analysis.runs import Run
 from analysis.speed import MIN_STEPS, difference
 
-BEYOND = np.geomspace(1, 1e9, 3000)  # steps after the runs at which wall times are worked out
+BEYOND = np.geomspace(1, 1e9, 3000)  # steps after the runs' end, at which wall times are foretold
 
 
 class When(StrEnum):
-    """When a recipe has taken less wall time in total."""
+    """When a recipe is ahead: it has taken less wall time in total."""
 
     START = "from the start"
     FROM = "from"  # a step on
@@ -42,10 +42,10 @@ class BreakEven:
     """When a recipe has taken less wall time than its reference.
 
     Args:
-        step: with FROM the first step at which it is ahead, with UNTIL the last.
-        low, high: 95 % interval of the step, over the runs; `high` is infinite where it may never
-            be ahead. NaN with a single run.
-        beyond: the step is beyond the runs, which go on as their mean steady step.
+        step: the first step ahead with FROM, the last step ahead with UNTIL.
+        low, high: 95 % interval of the step, over the runs; `high` is infinite if the recipe may
+            never be ahead. NaN with a single run.
+        beyond: the step comes after the runs' end, and is foretold from their mean steady step.
     """
 
     when: When = When.NOT_COMPARED
@@ -74,9 +74,9 @@ class BreakEven:
 def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     """Find where the difference of the mean wall times of two recipes changes its sign for good.
 
-    Within the runs that is measured, between log windows on a straight line. Beyond them runs go on
-    as their mean steady step, if the ratio of speeds is certain. The interval has the steps at
-    which a t-test over the runs does not reject that both recipes have taken as long.
+    Wall times are measured within the runs, on straight lines between log windows. After their end
+    each step is the mean steady step, if the ratio of speeds is certain. The interval holds the
+    steps at which a t-test over the runs does not reject equal wall times.
     """
     warm = [{run.facts.get("compile_cache") == "warm" for run in runs} for runs in (own, others)]
     if not (own and others) or warm[0] != warm[1]:
@@ -90,7 +90,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     lines = difference(own, others, lambda runs: wall_times(runs, steps))
     ahead = lines[0, -1] < 0
     if not ahead:
-        lines = -lines[[0, 2, 1]]  # as the reference sees it
+        lines = -lines[[0, 2, 1]]  # the reference's lead
     ends = np.array([negative_from(steps, line) for line in lines])
     if ahead and ends[0] == 0:
         return BreakEven(When.START)
@@ -103,9 +103,9 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
 
 
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
-    """Work out the seconds (runs, steps) that runs had taken by `steps`, first included.
+    """Work out the seconds (runs, steps) that runs had taken at the end of `steps`.
 
-    Beyond its log a run goes on as its mean steady step.
+    After the end of a log each step is the run's mean steady step.
     """
     lines = []
     for run in runs:
@@ -117,8 +117,8 @@ def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
 
 
 def negative_from(steps: np.ndarray, line: np.ndarray) -> float:
-    """Find the first whole step from which on a line stays below zero: 0 if all of it does,
-    infinite if its end does not, NaN if the line is not known."""
+    """Find the first whole step from which on a line stays below zero: 0 if the whole line does,
+    infinite if its end does not, NaN if the line is unknown."""
     if np.isnan(line).any():
         return math.nan
     above = np.flatnonzero(line >= 0)

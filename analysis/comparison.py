@@ -1,7 +1,7 @@
 """Each recipe beside its reference: one outcome, and the reasons that limit it.
 
-Rule 6: of no cause a recipe lost more of its runs than its reference; those that are left may be
-the lucky ones.
+Rule 6: of no cause a recipe lost more runs than its reference. Otherwise the runs that are left may
+be the lucky ones.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from analysis import losses
 from analysis.agreement import SpeedUp, speed_up
-from analysis.alike import differences
+from analysis.alike import differences, set_in_file
 from analysis.break_even import BreakEven, break_even
 from analysis.losses import HIGHER, LOWER, SAME, Verdict
 from analysis.proof import FLOAT8, broken
@@ -20,8 +20,6 @@ from analysis.study import Study, StudyError
 
 BASELINE, COMPILED = "baseline", "baseline_compiled"
 DIVERGED = "diverged"  # the ending of a run
-# Recipes that are listed first, in this order; others follow as their study started them.
-FIRST = (BASELINE, COMPILED, "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
 class Outcome(StrEnum):
@@ -38,7 +36,7 @@ class Outcome(StrEnum):
     HIGHER_LOSS = "higher_loss"
     TOO_SHORT = "too_short"
     DIVERGED = "diverged"  # more of its runs than the reference's
-    CPU = "cpu"  # its speed says nothing
+    CPU = "cpu"  # speeds of a CPU say nothing
     NO_REFERENCE = "no_reference"  # no completed run of the recipe or of its reference
 
 
@@ -48,7 +46,7 @@ class Finding:
 
     Args:
         reasons: what limits the answer, the weightiest first.
-        remarks: what a reader should know, and limits nothing.
+        remarks: differences between the runs that limit nothing.
     """
 
     recipe: str = ""
@@ -65,20 +63,19 @@ class Comparison:
     """All recipes of a study beside one reference.
 
     Args:
-        recipes: those with a run, in the order in which they are shown.
-        fp8: those of them in FP8.
-        findings: of all recipes but the reference; empty if none of its runs was completed.
+        fp8: the recipes in FP8.
+        findings: of all recipes but the reference; empty without a completed run of it.
     """
 
     study: Study
     reference: str
-    recipes: list[str]
     fp8: list[str]
     findings: dict[str, Finding]
 
     @property
     def best(self) -> Finding:
-        """The FP8 recipe that the answer is about; without a name if there is none."""
+        """The FP8 recipe with the best outcome, of several the fastest; one without a name if there
+        is none."""
         found = [self.findings[recipe] for recipe in self.fp8 if recipe in self.findings]
         order = [*Outcome]
         return min(
@@ -90,46 +87,40 @@ class Comparison:
     @property
     def completed(self) -> dict[str, list[Run]]:
         """The completed runs of each recipe that has some."""
-        runs = {recipe: self.study.completed(recipe) for recipe in self.recipes}
+        runs = {recipe: self.study.completed(recipe) for recipe in self.study.recipes}
         return {recipe: of_recipe for recipe, of_recipe in runs.items() if of_recipe}
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.study.on_cpu
 
 
 def compare(study: Study, reference: str | None = None) -> Comparison:
-    """Compare all recipes of a study with compiled bf16, or with the reference that is named.
+    """Compare all recipes of a study with compiled bf16, or with the named reference.
 
     Raises:
         StudyError: there is no completed run of that reference.
     """
-    names = study.recipes
-    recipes = sorted(names, key=[*FIRST, *names].index)
-    fp8 = [recipe for recipe in recipes if is_fp8(recipe, study.started(recipe))]
+    fp8 = [recipe for recipe in study.recipes if is_fp8(recipe, study.started(recipe))]
     if reference and not study.completed(reference):
         raise StudyError(
             f"--reference {reference}: no run of it was completed; the recipes are "
-            f"{', '.join(recipes)}"
+            f"{', '.join(study.recipes)}"
         )
     reference = reference or choose_reference(study, fp8)
     findings = {}
-    for recipe in recipes:
+    for recipe in study.recipes:
         if recipe != reference and study.completed(reference):
             tries = len(fp8) if recipe in fp8 else 1
             findings[recipe] = find(study, recipe, reference, tries)
-    return Comparison(study, reference, recipes, fp8, findings)
+    return Comparison(study, reference, fp8, findings)
 
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
-    """Tell by what runs resolved, else by the recipe's name."""
-    resolved = [run.facts[FLOAT8] for run in runs if FLOAT8 in run.facts]
-    return any(resolved) if resolved else "fp8" in recipe
+    """Tell by the manifests of a recipe's runs, else by the recipe's file."""
+    recorded = [run.manifest.float8 for run in runs if run.manifest]
+    return any(recorded or [(set_in_file(recipe) or {}).get(FLOAT8)])
 
 
 def choose_reference(study: Study, fp8: list[str]) -> str:
-    """Choose the study's baseline; but compiled bf16 if FP8 is compiled too, which alone is
-    fair."""
+    """Choose the study's baseline, but compiled bf16 in place of eager bf16 where FP8 is compiled:
+    anything else would be unfair."""
     fair = study.started(COMPILED) or any(
         run.facts.get("compiled") for run in study.runs if run.recipe in fp8
     )
@@ -137,22 +128,22 @@ def choose_reference(study: Study, fp8: list[str]) -> str:
 
 
 def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
-    """Hold the runs of a recipe against its reference's, by all rules.
+    """Compare a recipe with its reference by all rules.
 
     Args:
-        tries: recipes that are judged together.
+        tries: how many recipes are judged together.
     """
     own, others = study.completed(recipe), study.completed(reference)
     started, beside = study.started(recipe), study.started(reference)
     gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
-    contradictions, remarks = [], []
+    breaches, remarks = [], []
     if own:
         differing, remarks = differences(own, others)
-        contradictions = broken(own) + broken(others) + differing
+        breaches = broken(own) + broken(others) + differing
     unpaired = list(losses.no_pairs(started, beside))
     seeds = len({run.seed for run in started + beside})
-    lost = lost_runs(started, beside, seeds, bool(unpaired))
-    others_lost = lost_runs(beside, started, seeds, bool(unpaired))
+    lost = lost_runs(started, [] if unpaired else beside, seeds)
+    others_lost = lost_runs(beside, [] if unpaired else started, seeds)
     of_loss = unpaired or list(losses.odd(own, others, judged))
     of_loss += [
         f"{lost[cause]} of its {seeds} runs did not end well ({cause}), beside "
@@ -166,7 +157,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         Outcome.NO_REFERENCE: not own,
         Outcome.TOO_SHORT: gain.runs == 0,
         Outcome.SINGLE_RUN: gain.runs == 1,
-        Outcome.NO_VERDICT: bool(contradictions or (slower and gain.caveats)),
+        Outcome.NO_VERDICT: bool(breaches or (slower and gain.caveats)),
         Outcome.NO_PLAIN_YES: bool(gain.caveats) and not gain.ratio.as_fast,
         Outcome.NO_GAIN: gain.ratio.as_fast,
         Outcome.CANNOT_TELL: not gain.ratio.clear,
@@ -181,21 +172,21 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         speed=gain,
         loss=judged,
         break_even=break_even(own, others, gain),
-        reasons=contradictions + gain.caveats + of_loss,
+        reasons=breaches + gain.caveats + of_loss,
         remarks=remarks,
     )
 
 
-def lost_runs(runs: list[Run], beside: list[Run], seeds: int, unpaired: bool) -> Counter:
+def lost_runs(runs: list[Run], beside: list[Run], seeds: int) -> Counter:
     """Count by cause the runs of a recipe that did not end well.
 
     Args:
-        seeds: runs that there should be: the recipe should have the seeds of both.
-        unpaired: losses of the two recipes do not compare.
+        beside: the other recipe's runs; none if losses of the two recipes do not compare.
+        seeds: how many runs there should be: one of each seed that either recipe has.
     """
     causes = [run.ending for run in runs if not run.completed and run.ending != DIVERGED]
     for run in runs:
         causes += [f"an earlier attempt {how}" for how in run.earlier]
     causes += ["left no record"] * (seeds - len(runs))
-    causes += [DIVERGED] * losses.diverged(runs, beside, unpaired)
+    causes += [DIVERGED] * losses.diverged(runs, beside)
     return Counter(causes)

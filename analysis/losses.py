@@ -1,8 +1,8 @@
-"""Rule 4: runs of one seed share weights and batches, and so begin at one loss. Rule 5: they stay
-near one another.
+"""Rule 4: runs of one seed begin at one loss, because they share weights and batches. Rule 5: their
+losses stay near one another.
 
-If both hold, final losses are compared by seed: the difference of a pair shows far less than what
-another seed does.
+Final losses are compared by seed. Two seeds differ far more than two recipes do, and the difference
+of a pair leaves the seed out.
 """
 
 import math
@@ -15,33 +15,33 @@ import pandas as pd
 from analysis.runs import MIN_STEPS, Run, last_tenth
 from analysis.speed import estimate, runs_needed
 
-LEVEL = 0.90  # of the interval that decides: two one-sided tests at 5 % each
-MIN_SEEDS = 3  # pairs of runs below which nothing is said of equality
+LEVEL = 0.90  # confidence of the interval: two one-sided tests at 5 % each
+MIN_SEEDS = 3  # pairs of runs that a verdict takes
 # The margin, as a share of the reference's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
 TOLERANCE = 0.0025
-# The share of compute that makes up for it in a model of 8.05 B parameters, trained
-# compute-optimally, by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556), equation 10.
+# The share of compute that makes up for the margin in a compute-optimal model of 8.05 B parameters,
+# by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556), equation 10.
 EQUIVALENT_COMPUTE = 0.092
-STRANGE = 0.5  # of the distance of strangers' first losses: partners are nearer to one another
-FAR = 0.10  # of a loss: rounding moves none so far
+STRANGE = 0.5  # of the distance of two seeds' first losses: runs of one seed are nearer
+FAR = 0.10  # above a loss: rounding moves no loss as far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
-COPIED = 0.10  # of the steps in FP8 with the other's loss to the last bit: chance gives fewer
-TOO_GOOD = 8  # margins, 2 % of the loss: rounding takes nothing off
+COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: chance gives fewer
+TOO_GOOD = 8  # margins (2 % of the loss) below the reference: rounding lowers no loss as much
 
 VERDICTS = SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a recipe ends from its reference's loss.
+    """How far a recipe's final loss is from its reference's.
 
     Args:
-        word: `SAME`, `LOWER`, `HIGHER`, `CANNOT_TELL`, or how many of `MIN_SEEDS` there are.
-        by_seed: differences in nats a token; low, high: the interval of their mean.
-        level: of that interval; with several recipes it is wider.
-        margin: differences within it are the same.
-        step: the last that all pairs have.
+        word: one of `VERDICTS`, or how many of `MIN_SEEDS` there are.
+        by_seed: the difference of each pair of runs, in nats per token.
+        low, high, level: the interval of their mean, and its confidence.
+        margin: losses are the same within this difference.
+        step: the last step of all pairs.
     """
 
     word: str = f"0 of {MIN_SEEDS} seeds"
@@ -58,27 +58,28 @@ class Verdict:
 
     @property
     def runs_needed(self) -> int | None:
-        """How many runs of each recipe would tell if it is the same, lower or higher."""
+        """How many runs of each recipe would tell whether it is the same, lower or higher."""
         distance = abs(abs(self.difference) - self.margin)
-        half_width = (self.high - self.low) / 2
-        return runs_needed(len(self.by_seed), half_width, distance, 1, self.level)
+        width = self.high - self.low
+        return runs_needed(len(self.by_seed), width, distance, 1, self.level)
 
 
 def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
-    """The losses of some runs, or another column: a row a step, a column a seed."""
+    """Put the losses of some runs, or another column, side by side: a row a step, a column a
+    seed."""
     return pd.DataFrame({run.seed: run.steps[what] for run in runs})
 
 
 def apart(own: list[Run], others: list[Run]) -> pd.DataFrame:
-    """How far each seed's loss is from the other recipe's: a row a step of all pairs, a column a
-    pair of runs that share enough steps."""
+    """Subtract the losses of runs of one seed: a row a step of all pairs, a column a pair with
+    enough steps."""
     pairs = by_seed(own) - by_seed(others)
     return pairs.dropna(axis="columns", thresh=MIN_STEPS).dropna()
 
 
 def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
-    """Test equivalence: the loss is the same if the interval of the mean difference lies within the
-    margin, which is two one-sided t-tests (Schuirmann 1987)."""
+    """Test equivalence by two one-sided t-tests (Schuirmann 1987): losses are the same if the
+    interval of their mean difference lies within the margin."""
     ends = last_tenth(apart(own, others))
     if ends.empty:
         return Verdict()
@@ -89,7 +90,7 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     words = {
         f"{len(mean)} of {MIN_SEEDS} seeds": len(mean) < MIN_SEEDS,
         SAME: max(-low, high) < margin,
-        HIGHER: low > margin or (mean > FAR * beside).all(),  # however much they vary
+        HIGHER: low > margin or (mean > FAR * beside).all(),  # far above, however much they vary
         LOWER: high < -margin,
         CANNOT_TELL: True,
     }
@@ -97,11 +98,9 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1])
 
 
-def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
-    """Smooth the difference of the loss: by step its mean over seeds, and the interval of that.
-
-    A value is the mean over a tenth of the steps, up to its own.
-    """
+def smooth_difference(own: list[Run], others: list[Run]) -> pd.DataFrame:
+    """Average the difference of the loss over seeds and over the last tenth of the steps so far: a
+    row a step, with the interval over seeds."""
     pairs = apart(own, others)
     smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
     lines = estimate(smooth.T, LEVEL)
@@ -114,18 +113,17 @@ def differences(own: list[Run], others: list[Run]) -> pd.DataFrame:
 def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     """Say if runs of one seed do not begin at one loss, or runs of two seeds do.
 
-    The first losses of partners, which share weights and batches, differ by rounding alone: by far
-    less than strangers' losses.
+    The first losses of runs of one seed (partners) differ by rounding alone, those of two seeds
+    (strangers) by far more.
     """
     mine, theirs = by_seed(own).head(1).mean(), by_seed(others).head(1).mean()
     if any(firsts.dropna().duplicated().any() for firsts in (mine, theirs)):
-        yield "seeds of a recipe begin with the same loss, so they are no other runs"
+        yield "two seeds of a recipe begin with the same loss, so they may be one run"
     partners, strangers = (mine - theirs).abs().median(), theirs.diff().abs().median()
     if partners > STRANGE * strangers:
         yield (
-            f"it begins {partners:.2g} from its partners of the same seed, and seeds begin "
-            f"{strangers:.2g} apart: runs of a seed do not share weights and batches, or log "
-            "different losses"
+            f"runs of one seed begin {partners:.2g} apart, and two seeds {strangers:.2g}: the "
+            "recipes do not share weights and batches, or log different losses"
         )
 
 
@@ -133,35 +131,32 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
 
 
 def far_above(run: Run, others: list[Run]) -> pd.Series:
-    """Find the steps in which a run's loss is not finite, or far above the other recipe's: the run
-    of its seed, or the mean of all where there is none."""
+    """Find the steps in which a run's loss is not finite, or far above the other recipe's run of
+    its seed, or above the mean of all seeds if there is no such run."""
     theirs = by_seed(others).reindex(run.steps.index).ffill()
     beside = theirs.get(run.seed, theirs.mean(axis="columns"))
     return run.steps["loss"].isna() | (run.steps["loss"] > (1 + FAR) * beside)
 
 
-def diverged(own: list[Run], others: list[Run], unpaired: bool) -> int:
-    """Count the runs whose loss was not finite, or is far above the other recipe's in most of their
-    last tenth, whether or not they were completed.
-
-    Args:
-        unpaired: losses of the recipes do not compare: only those count that were not finite.
-    """
-    beside = [run for run in others if run.completed and not unpaired]
-    ends = {run: last_tenth(far_above(run, beside)) for run in own if run.length >= MIN_STEPS}
-    far = {run for run, end in ends.items() if end.mean() > 0.5}
-    return len(far | {run for run in own if run.ending == "diverged"})
+def diverged(own: list[Run], others: list[Run]) -> int:
+    """Count the runs, completed or not, whose loss was not finite, or is far above the completed
+    runs of the other recipe in most of their last tenth."""
+    beside, count = [run for run in others if run.completed], 0
+    for run in own:
+        far = run.length >= MIN_STEPS and last_tenth(far_above(run, beside)).mean() > 0.5
+        count += run.ending == "diverged" or far
+    return count
 
 
 def odd(own: list[Run], others: list[Run], judged: Verdict) -> Iterator[str]:
-    """Say what losses show besides their ends."""
+    """Say what is odd about losses before their end."""
     for runs, beside in (own, others), (others, own):
         for run in runs:
             far = far_above(run, beside).mean()
             if far > OFTEN:
-                yield f"{run.name} is {FAR:.0%} above the other's loss in {far:.0%} of its steps"
+                yield f"{run.name} is {FAR:.0%} above its partner's loss in {far:.0%} of its steps"
     copied = apart(own, others).where(by_seed(own, "in_fp8")).eq(0).mean().max()
     if copied > COPIED:
-        yield f"in {copied:.0%} of a run's steps it has the other's loss to the last bit"
+        yield f"in {copied:.0%} of a run's steps both recipes have one loss, to the last bit"
     if judged.difference < -TOO_GOOD * judged.margin:
-        yield f"its loss is {-judged.difference:.3g} lower, which FP8 does not explain"
+        yield f"its loss is {-judged.difference:.3g} lower, and FP8 explains no such gain"

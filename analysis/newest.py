@@ -43,7 +43,7 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
     if given == KEPT:
         return results(study, plan)
     folders = [file.parent for file in ROOT.glob(f"runs/*/{plan}")]
-    folders.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+    folders.sort(key=os.path.getmtime, reverse=True)
     for folder in [ROOT / given] if given else folders:
         found = _runs(folder) if (folder / plan).exists() else []
         completed = {run.recipe for run in found if run.completed}

@@ -1,42 +1,42 @@
-"""Rule 2: each run did what its recipe says. Its records must agree on what ran."""
+"""Rule 2: each run did what its recipe says. All its records must agree on what ran."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 
-from analysis.alike import said_by
+from analysis.alike import set_in_file
 from analysis.runs import Run
 from models.scaling import SCALINGS
 
-FLOAT8 = "quantize.linear.float8.recipe_name"
+FLOAT8 = "quantize.linear.float8.recipe_name"  # the scaling; without this key a run is in bf16
 FILTER = "quantize.linear.float8.filter_fqns"
 HEAD_ONLY = ([], ["output"])  # filters that leave out no layer but the head
 ROUNDING = 0.01  # of FLOPs and bytes that are counted in two ways
-PROMISE = 0.9  # of the promised share of FP8 FLOPs; small layers are left out
-BY_ROWS = 0.3  # of the FP8 FLOPs of scalings by rows: one of a layer's three matmuls
-CLOCK = 0.1  # of the time until the first step ends, which two records have
+PROMISE = 0.9  # of the promised share of FP8 FLOPs: layers too small for FP8 are left out
+BY_ROWS = 0.3  # of the FP8 FLOPs have scales of rows: at least one of a layer's three matmuls
+CLOCK = 0.1  # of the time to the end of the first step, by which two records may differ
 
 
 def broken(runs: list[Run]) -> list[str]:
-    """Say in which runs of a recipe records contradict one another."""
+    """Say how records of a recipe's runs contradict one another, and in which runs."""
     found = defaultdict(list)
     for run in runs:
-        for words in contradictions(run):
-            found[words].append(run.name)
+        for fault in faults(run):
+            found[fault].append(run.name)
     shares = [run.fp8_share for run in runs]
     if max(shares) - min(shares) > ROUNDING:
-        words = f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8"
-        found[words] = [runs[0].recipe]
-    return [f"{words} ({', '.join(names)})" for words, names in found.items()]
+        fault = f"{min(shares):.0%} to {max(shares):.0%} of the matmul FLOPs ran in FP8"
+        found[fault] = [runs[0].recipe]
+    return [f"{fault} ({', '.join(names)})" for fault, names in found.items()]
 
 
-def contradictions(run: Run) -> Iterator[str]:
+def faults(run: Run) -> Iterator[str]:
     """Compare the recipe's file, the resolved recipe, the manifest, the proof and the clock."""
     proof, manifest = run.proof, run.manifest
     if not (proof and run.timings):
         yield "its records do not show what ran in FP8, and when"
         return
-    in_file = (said_by(run.recipe) or {}).get(FLOAT8, manifest.float8)
-    named = [in_file, run.facts.get(FLOAT8, "none"), manifest.float8, proof.recipe_name]
+    in_file = (set_in_file(run.recipe) or {}).get(FLOAT8, manifest.float8)
+    named = [in_file, run.facts.get(FLOAT8), manifest.float8, proof.recipe_name]
     if len({*named}) > 1:
         said = ", ".join(scaling or "bf16" for scaling in named)
         yield f"recipe, resolved recipe, manifest and proof do not name one scaling: {said}"
@@ -55,15 +55,15 @@ def contradictions(run: Run) -> Iterator[str]:
             if expected and value > expected * (1 + ROUNDING):
                 yield f"{name} is {value / expected:.2f} times the expected"
     compiling = any(timing.startup.get("compile") for timing in run.timings)
-    # An old record has no graphs: None.
+    # Old records do not count graphs: None.
     if manifest.compiled and not (compiling and proof.compiled_graphs != 0):
-        yield "it is to be compiled, and nothing was compiled"
+        yield "its recipe asks for torch.compile, and nothing was compiled"
     yield from of_clocks(run)
 
 
 def of_flops(run: Run) -> Iterator[str]:
-    """Check that all converted layers ran in FP8, that these are all that the recipe promises, in
-    the stretches that are to be in FP8, and with scales of rows where the recipe has them."""
+    """Check the FLOPs that ran in FP8: those of all converted layers, as many as the filter
+    promises, in the right stretches of steps, with the recipe's kind of scales."""
     proof, scaling = run.proof, SCALINGS.get(run.proof.recipe_name)
     if proof.fp8_flops < proof.fp8_flops_expected * (1 - ROUNDING):
         ran = proof.fp8_flops / proof.fp8_flops_expected
@@ -76,23 +76,23 @@ def of_flops(run: Run) -> Iterator[str]:
     for first, stretch in proof.stretches.items():
         rows = stretch.row_scaled_flops
         if bool(stretch.fp8_flops) != stretch.in_fp8:
-            yield f"from step {first} on it is not in the precision that it is to be in"
+            yield f"from step {first} on it did not run in the precision of its recipe"
         elif scaling and stretch.in_fp8 and rows is not None:
             share = rows / stretch.fp8_flops
             if scaling.by_rows != (share > BY_ROWS):
-                yield f"{share:.0%} of its FP8 FLOPs had scales of rows"
+                yield f"{share:.0%} of its FP8 FLOPs had a scale for each row"
 
 
 def promised_share(run: Run) -> float:
-    """Work out the share of matmul FLOPs that all linear layers but the head have: 0 where the
-    filter leaves out others, or the sizes are not known.
+    """Work out the share of matmul FLOPs in all linear layers but the head: 0, which promises
+    nothing, if the filter leaves out other layers.
 
-    Where tokens meet only a part of the parameters it comes out too small, and promises nothing.
+    With experts the share comes out too small, because a token meets only some of the parameters.
     """
     manifest = run.manifest
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
-    multiplied = (manifest.flops_per_token - attention) / 6  # parameters: all but the embedding
-    head = manifest.parameters - multiplied  # is as large as the embedding, if there are two
+    multiplied = (manifest.flops_per_token - attention) / 6  # parameters without the embedding
+    head = manifest.parameters - multiplied  # as large as the embedding; 0 if they are one tensor
     known = run.facts.get(FILTER) in HEAD_ONLY and head > 1
     return 1 - head / multiplied if known else 0.0
 
@@ -100,7 +100,7 @@ def promised_share(run: Run) -> float:
 def of_clocks(run: Run) -> Iterator[str]:
     """Check that timing.json and the log agree on when the first step ended."""
     if run.steps["process"].iloc[0] > 0:
-        return  # the first process was killed, and its first step was made again
+        return  # the first attempt's steps were lost, and step 1 was made again
     clock = run.steps["elapsed"].dropna()
     logged = clock.iloc[0] - run.steps["seconds"].loc[2 : clock.index[0]].sum()
     timed = run.timings[0].time_to_first_step_s

@@ -26,7 +26,7 @@ from experiments.jobs.command import COMPLETED, CommandLine, leave
 from models.errors import InputError
 
 
-def print_report(comparison: Comparison, console: Console, verbose: bool = False) -> None:
+def print_report(comparison: Comparison, console: Console, verbose: bool) -> None:
     """Print the answer, a row a recipe, and what limits them; `verbose` adds what they rest on."""
     said = answer(comparison)
     say(console, said, QUESTION)
@@ -46,7 +46,7 @@ def say(console: Console, sentences: list[str], title: str = "") -> None:
 
 
 def table(words: pd.DataFrame) -> Table:
-    """For the terminal: the index on the left, the others on the right, long cells in lines."""
+    """Draw a table for the terminal: the index on the left, other columns on the right."""
     view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     lines = words.reset_index().astype(str)
     for place, name in enumerate(lines):
@@ -58,7 +58,7 @@ def table(words: pd.DataFrame) -> Table:
 
 
 def as_json(comparison: Comparison) -> bytes:
-    """All figures, for programs, the answer first. Unknown numbers are null."""
+    """Write all figures for programs, the answer first. Unknown numbers are null."""
     best = comparison.best
     ratio = best.speed.ratio
     content = {
@@ -70,7 +70,6 @@ def as_json(comparison: Comparison) -> bytes:
             "high": ratio.high,
             "reasons": best.reasons,
         },
-        "sentences": [*answer(comparison), *limits(comparison), *details(comparison)],
         "reference": comparison.reference,
         "findings": list(comparison.findings.values()),
         "runs": [measured(run) for run in comparison.study.runs],

@@ -1,4 +1,4 @@
-"""Read a run directory: how the run was made (`facts`), and what its steps took (`steps`).
+"""Read a run directory: how the run was made (`facts`), and what each step took (`steps`).
 
 Times are in seconds, shares of 1.
 """
@@ -27,27 +27,28 @@ from experiments.records.run import (
     Window,
 )
 
-MIN_STEPS = 30  # of a final loss: its last tenth is then the mean of three steps
+MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
 COLUMNS = {"process": int, "steady": bool, "in_fp8": bool} | dict.fromkeys(NUMBERS, float)
 
 
 @dataclass(eq=False)
 class Run:
-    """A run, or one that was planned and left no record.
+    """A run, or a planned run without records.
 
     Args:
-        seed: as text, so that a folder that cannot be read has one too; empty if none was set.
-        path: its directory; None where there is none.
-        ending: how it ended, without numbers, so that equal causes are equal texts.
-        earlier: how earlier attempts ended that nobody had stopped.
-        facts: all that is recorded of how it was made, the resolved recipe's too, by key.path.
-        place: host and GPU; a GPU is its UUID where that is recorded, else its number.
-        steps: indexed by step. `process`: the number of the attempt; `steady`: the step counts for
-            a rate; `in_fp8`: it is in FP8; `wait`: seconds of waiting for data; `useful`:
-            tokens that are not padding; `memory`: bytes. `lr` and `elapsed` are known where a log
-            window ends. `elapsed` counts all attempts, their starts included.
-        timings: of the processes that came as far as their first step.
+        seed: as text, because the seed of an unreadable run is its folder's name; empty if none
+            was set.
+        path: the run directory; None where there is none.
+        ending: how the run ended, without numbers, so that equal causes are equal texts.
+        earlier: how earlier attempts ended, but for those that were stopped on purpose.
+        facts: all known values of manifest and resolved recipe by key.path.
+        place: host and GPU. A GPU is its UUID where that is recorded, else its number.
+        steps: a row a step. `process`: the number of the attempt; `steady`: the step counts for a
+            rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for data; `useful`:
+            tokens without padding; `memory`: bytes. `lr` and `elapsed` are known at the end of each
+            log window. `elapsed` counts all attempts, their starts included.
+        timings: of each attempt that finished its first step.
     """
 
     recipe: str
@@ -68,9 +69,14 @@ class Run:
 
     @property
     def completed(self) -> bool:
-        """Whether it made all its steps, or as many as the study's time budget allowed."""
+        """Whether the run made all its steps, or all that the study's time budget allowed."""
         cut = self.ending == "interrupted" and self.manifest.study_budget_s
         return self.ending == "completed" or bool(cut)
+
+    @property
+    def status(self) -> str:
+        """How the run ended, and after how many steps if that was too early."""
+        return self.ending if self.completed else f"{self.ending}, step {self.length:,}"
 
     @property
     def steady(self) -> pd.DataFrame:
@@ -85,6 +91,11 @@ class Run:
     @property
     def final_loss(self) -> float:
         return last_tenth(self.steps["loss"]).mean()
+
+    @property
+    def first_step_s(self) -> float:
+        """Seconds from process start to the end of the first step, all attempts added up."""
+        return sum(timing.time_to_first_step_s for timing in self.timings) or math.nan
 
     @property
     def fp8_share(self) -> float:
@@ -102,8 +113,9 @@ def read_run(path: Path) -> Run:
     manifest = read(path / MANIFEST, Manifest)
     attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
     earlier = [ending(read(folder / MANIFEST, Manifest)) for folder in attempts]
-    logs = [read_windows(folder / METRICS) for folder in [*attempts, path]]
-    timings = [read_if_there(folder / TIMING, Timing) for folder in [*attempts, path]]
+    folders = [*attempts, path]
+    logs = [read_windows(folder / METRICS) for folder in folders]
+    timings = [read_if_there(folder / TIMING, Timing) for folder in folders]
     read_proof = read if manifest.status == "completed" else read_if_there
     proof = read_proof(path / PROOF, Proof)
     # Slurm may call every GPU of a host 0, so a UUID says more.
@@ -114,7 +126,7 @@ def read_run(path: Path) -> Run:
         path=path,
         ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=f"host {manifest.host}, GPU {gpu}",
+        place=f"host {manifest.host}, GPU {gpu}" if gpu else f"host {manifest.host}",
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
         timings=[timing for timing in timings if timing],
@@ -122,13 +134,13 @@ def read_run(path: Path) -> Run:
     )
     if run.ending == "completed" and run.length < manifest.steps:
         run.ending = "too short a log"
-    recipe = path / RECIPE
-    run.facts = flat(manifest.model_dump()) | (flat(read_yaml(recipe)) if recipe.exists() else {})
-    run.facts |= {
+    recorded = manifest.model_dump() | {
         "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
         "attention": proof and proof.attention,
         "compile_cache": run.timings[0].compile_cache if run.timings else None,
     }
+    recipe = path / RECIPE
+    run.facts = flat(recorded) | (flat(read_yaml(recipe)) if recipe.exists() else {})
     return run
 
 
@@ -152,8 +164,8 @@ def read_yaml(path: Path) -> dict:
 
 
 def flat(sections: dict) -> dict[str, Any]:
-    """Turn sections within sections into key.path: value."""
-    return pd.json_normalize(sections).iloc[0].to_dict()
+    """Turn sections within sections into key.path: value, without keys that are null."""
+    return pd.json_normalize(sections).iloc[0].dropna().to_dict()
 
 
 # ---- steps ----
@@ -199,6 +211,6 @@ def rows_of(window: Window, process: int) -> dict[int, dict]:
 
 
 def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
-    """Choose the last tenth of the steps, whose mean loss is the final loss: long enough to average
-    batches out, and short enough to be the run's end."""
+    """Choose the last tenth of the steps, whose mean loss is the final loss: enough steps to
+    average batches out, and few enough to be the end of the run."""
     return steps.tail(max(1, len(steps) // 10))

@@ -1,7 +1,7 @@
 """How many times as fast is a recipe? Its tokens/s, counted in several ways, over another recipe's.
 
-Processes of one recipe differ in speed from start to start, which cannot be seen within one of
-them. An interval therefore comes from several runs, or there is none.
+Two starts of one recipe differ in speed, and a single run does not show by how much. An interval
+therefore takes several runs.
 """
 
 import math
@@ -18,62 +18,57 @@ from analysis.runs import MIN_STEPS, Run
 from experiments.records.run import NOT_STEADY_STEPS
 
 LEVEL = 0.95  # confidence of an interval
-MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # that a run needs for a rate: fifths of four steps
-SMALL = 0.01  # ratios this near to 1 are as fast: GPUs of a kind differ by as much
-MANY = 1000  # runs, more than anybody makes
-PART_OF_LEAD = 0.25  # whoever is promised a lead must not find a quarter of it missing
+MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # steps of a run with a rate: fifths of four steps
+SMALL = 0.01  # recipes are as fast within this distance: two GPUs of one model differ as much
+MANY = 1000  # runs: nobody makes more
+PART_OF_LEAD = 0.25  # of a promised lead, that a reader may find missing
 
-# The ways to count tokens/s. A run has noise in each fifth of its steps, and a fault in a tenth of
-# them shows in one.
+# The ways to count tokens/s. With fifths a fault in a tenth of the steps shows.
 MEAN = "the mean steady step"
-QUICK = "the quicker steps alone, without hiccups"
+QUICK = "the quickest quarter of the steps"
 FIFTHS = [
     f"the {place} fifth of the steps" for place in ("first", "second", "third", "fourth", "last")
 ]
 
 
 class Ratio(NamedTuple):
-    """How many times the tokens/s of another recipe, with its interval: NaN where there is none."""
+    """The tokens/s of a recipe over another's, with an interval: NaN where there is none."""
 
     mean: float
     low: float = math.nan
     high: float = math.nan
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} times{self.interval}"
-
-    @property
-    def interval(self) -> str:
-        return f" ({self.low:.2f} to {self.high:.2f})" if self.low >= 0 else ""
+        interval = f" ({self.low:.2f} to {self.high:.2f})" if self.low >= 0 else ""
+        return f"{self.mean:.2f}{interval}"
 
     @property
     def clear(self) -> bool:
-        """Whether the interval says that it is faster, or slower."""
+        """Whether the interval lies above 1, or below."""
         return self.low > 1 or self.high < 1
 
     @property
     def as_fast(self) -> bool:
-        """Whether the interval says that it is as fast: an equivalence test."""
+        """Whether the interval lies near 1: an equivalence test."""
         return self.low > 1 - SMALL and self.high < 1 + SMALL
 
     def contradicts(self, other: "Ratio") -> bool:
-        """Whether it promises another lead than `other`, or a lead where `other` has none."""
+        """Whether the lead is not `other`'s, or is one where `other` has none."""
         if other.mean < 1:
             return self.mean > 1 + SMALL
         return abs(self.mean - other.mean) > max(SMALL, PART_OF_LEAD * (other.mean - 1))
 
 
 def timed(runs: list[Run]) -> list[Run]:
-    """Choose the runs that are long enough for a rate."""
+    """Choose the runs with enough steps for a rate."""
     return [run for run in runs if len(run.steady) >= MIN_STEADY]
 
 
 @cache
 def rates(run: Run) -> dict[str, float]:
-    """Work out a run's tokens/s, counted in every way.
+    """Count a run's tokens/s in every way.
 
-    Of a run with steps in bf16 and in FP8, the ways that look at single steps look at the
-    precision of most steps.
+    Quantiles and fifths are of the steps in one precision: the one that most steps have.
     """
     steps = run.steady
     seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
@@ -88,14 +83,14 @@ def rates(run: Run) -> dict[str, float]:
         "steps without their waits for data": tokens / (seconds - wait),
     }
     for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
-        # of the middle half: a few slow steps say nothing of a fifth
+        # The mean of the middle half: a few slow steps say nothing of a fifth.
         ways[way] = mean * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
     return ways
 
 
 def clock_rate(run: Run) -> float:
-    """Work out tokens/s by the wall clock, without each process's first steps, and without what a
-    switch between bf16 and FP8 compiled."""
+    """Count tokens/s by the wall clock, without the first steps of each process and without the
+    compilation at a switch between bf16 and FP8."""
     tokens = seconds = 0.0
     stretches = run.proof.stretches if run.proof else {}
     for _, steps in run.steps.groupby("process"):
@@ -109,24 +104,26 @@ def clock_rate(run: Run) -> float:
 
 
 def tokens_per_s(run: Run) -> float:
-    """Steady tokens/s over all devices, padding included; NaN if the run is too short."""
+    """Count tokens/s of the steady steps, of all devices, padding included; NaN if too short."""
     return rates(run)[MEAN] if timed([run]) else math.nan
 
 
 def mfu(run: Run) -> float:
-    """Work out tokens/s as a share of a GPU's peak in bf16; NaN if it is not known."""
-    peak = run.manifest.peak_flops.bf16 if run.manifest.peak_flops else math.nan
-    return tokens_per_s(run) * run.manifest.flops_per_token / run.manifest.world_size / peak
+    """Divide a run's FLOP/s on one GPU by the GPU's peak in bf16; NaN if either is unknown."""
+    manifest = run.manifest
+    if not manifest or not manifest.peak_flops:
+        return math.nan
+    flops_per_s = tokens_per_s(run) * manifest.flops_per_token / manifest.world_size
+    return flops_per_s / manifest.peak_flops.bf16
 
 
 def rate_table(runs: list[Run]) -> pd.DataFrame:
-    """The logarithms of the rates of some runs: a row a run, a column a way."""
+    """Take logarithms of the rates of some runs: a row a run, a column a way."""
     return np.log(pd.DataFrame(map(rates, runs)))
 
 
 def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
-    """Find the ratio by each way, with its interval; none where a recipe kept to a place that the
-    other never had."""
+    """Find the ratio of two recipes by each way, with its interval."""
     found = np.exp(difference(own, others, rate_table, level)).T
     return {way: Ratio(*ends) for way, ends in zip(rates(own[0]), found.tolist(), strict=True)}
 
@@ -136,9 +133,9 @@ def difference(
 ) -> np.ndarray:
     """Estimate how far the mean of one recipe's runs is above another's, by Welch's t-test.
 
-    Where the runs of both recipes had the same places one by one, and several, machines differ by
-    more than recipes, and runs are paired. Where the recipes had no place in common, places are
-    what is repeated, not runs.
+    If both recipes ran in the same several places one by one, runs are paired by place, which
+    takes the differences between machines out. If the recipes had no place in common, a place
+    counts once, however many runs it had: a recipe that kept to one place has no interval.
 
     Args:
         work_out: values (runs, ...) of some runs.
@@ -168,18 +165,16 @@ def estimate(values, level: float) -> np.ndarray:
     return np.array([values.mean(axis=0), *ends])
 
 
-def runs_needed(
-    runs: int, half_width: float, distance: float, samples: int, level: float
-) -> int | None:
+def runs_needed(runs: int, width: float, distance: float, samples: int, level: float) -> int | None:
     """Foretell how many runs of each recipe narrow an interval to `distance` on each side.
 
-    None if it is more than `MANY`, or not known.
+    None if that takes more than `MANY`, or is not known.
 
     Args:
-        half_width: of the interval with so many `runs`.
+        runs, width: of the interval as it is.
         samples: 1 if runs are paired, else 2.
     """
     counts = np.arange(1, MANY)
     widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
-    enough = counts[half_width * widths / widths[runs - 1] <= distance]
+    enough = counts[width * widths / widths[runs - 1] <= 2 * distance]
     return int(enough[0]) if len(enough) else None

@@ -1,4 +1,4 @@
-"""Read all runs of a study, also those that were planned and are missing. Rule 0: one training."""
+"""Read all runs of a study, and note which planned runs are missing. Rule 0: one training."""
 
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -28,34 +28,31 @@ class StudyError(InputError):
 
 
 class StudyFile(BaseModel):
-    """What a study was started with, as far as it is used here."""
+    """What a study was started with: the part that is used here."""
 
     recipes: list[str] = []
     seeds: list[int] = []
     baseline: str = "baseline"
-    overlays: list[str] = []
-    overrides: list[str] = []
 
 
 @dataclass
 class Study:
-    runs: list[Run]
+    runs: list[Run]  # by recipe, in the order of the study, and by seed
     file: StudyFile
     problems: list[str]  # records that could not be read
+    folder: Path | None = None  # of its study.yaml; None if the runs are scattered
     clock_start: str = "the process"  # what wall times count from
 
     @property
     def recipes(self) -> list[str]:
-        return list(dict.fromkeys([*self.file.recipes, *(run.recipe for run in self.runs)]))
+        return list(dict.fromkeys(run.recipe for run in self.runs))
 
     @property
     def on_cpu(self) -> bool:
         return any(run.manifest.hardware.type == "cpu" for run in self.runs if run.completed)
 
     def started(self, recipe: str) -> list[Run]:
-        """Choose the runs of a recipe, in the order of their seeds."""
-        runs = [run for run in self.runs if run.recipe == recipe]
-        return sorted(runs, key=lambda run: run.seed)
+        return [run for run in self.runs if run.recipe == recipe]
 
     def completed(self, recipe: str) -> list[Run]:
         return [run for run in self.started(recipe) if run.completed]
@@ -70,26 +67,29 @@ def read_study(*paths: Path) -> Study:
         folders |= {manifest.parent for manifest in path.rglob(records.MANIFEST)}
         files += path.rglob(records.STUDY_FILE)
     runs, problems = [], []
-    for folder in sorted(folders):
-        if folder.name.startswith("attempt"):
-            continue  # of a run that went on
+    for path in sorted(folders):
+        if path.name.startswith("attempt"):
+            continue  # an earlier attempt, which belongs to the run above it
         try:
-            runs.append(read_run(folder))
+            runs.append(read_run(path))
         except RecordError as error:
             problems.append(str(error))
-            recipe, seed = folder.parent.name, folder.name.removeprefix("seed")
-            runs.append(Run(recipe, seed, path=folder, ending="unreadable records"))
+            recipe, seed = path.parent.name, path.name.removeprefix("seed")
+            runs.append(Run(recipe, seed, path=path, ending="unreadable records"))
     if not any(run.manifest for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
     # Scattered runs have no study.yaml, or several.
-    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
+    folder = files[0].parent if len(files) == 1 else None
+    file = read_study_file(files[0]) if folder else StudyFile()
     recorded = {run.name for run in runs}
     for recipe, seed in product(file.recipes, file.seeds):
         if f"{recipe}/seed{seed}" not in recorded:
             runs.append(Run(recipe, str(seed)))
+    order = [*file.recipes, *(run.recipe for run in runs)]
+    runs.sort(key=lambda run: (order.index(run.recipe), run.seed))
     check_one_training([run for run in runs if run.completed])
     mark_shared_gpus([run for run in runs if run.manifest and run.manifest.end])
-    return Study(runs, file, problems)
+    return Study(runs, file, problems, folder)
 
 
 def read_study_file(path: Path) -> StudyFile:
@@ -101,17 +101,17 @@ def read_study_file(path: Path) -> StudyFile:
 
 
 def check_one_training(runs: list[Run]) -> None:
-    """Raise `StudyError` where runs differ in what is trained or in a step's learning rate, or
-    where a run is there twice."""
+    """Raise `StudyError` if runs differ in what is trained or in the learning rate of a step, or if
+    a run is there twice."""
     found = {}
     for run in runs:
-        facts = {key: run.facts.get(key) for key in ONE_TRAINING}
+        facts = {key: run.facts[key] for key in ONE_TRAINING if key in run.facts}
         rates = run.steps["lr"].dropna().map("{:.4g}".format)
         facts |= rates.rename("the learning rate of step {}".format).to_dict()
         facts[f"the folder of {run.name}"] = run.path
         for key, value in facts.items():
             other, name = found.setdefault(key, (value, run.name))
-            if value != other and None not in (value, other):
+            if value != other:
                 raise StudyError(
                     f"these are not the runs of one training, each once: {key} is {other} in "
                     f"{name} and {value} in {run.name}"

@@ -1,16 +1,15 @@
 """The tables: a row a recipe, and a row a run."""
 
-import math
-
 import numpy as np
 import pandas as pd
+from scipy.stats import gmean
 
 from analysis.answer import share_word
 from analysis.break_even import wall_times
 from analysis.comparison import COMPILED, Comparison, Finding
 from analysis.losses import EQUIVALENT_COMPUTE, TOLERANCE, VERDICTS
 from analysis.runs import Run
-from analysis.speed import mfu, tokens_per_s
+from analysis.speed import mfu, timed, tokens_per_s
 
 # Parts of the time to the end of step 1, as timing.json has them.
 STARTUP = ("import", "data", "compile")
@@ -43,21 +42,21 @@ HOW_TO_READ = (
 
 
 def measured(run: Run) -> dict:
-    """What a run is, and what it measured; NaN where that is unknown."""
+    """Collect what a run is and what it measured; NaN is unknown."""
     seconds = run.steady["seconds"]
     startups = [timing.startup for timing in run.timings]
     return {
         "recipe": run.recipe,
         "seed": run.seed,
         "completed": run.completed,
-        "status": run.ending if run.completed else f"{run.ending}, step {run.length:,}",
+        "status": run.status,
         "place": run.place,
         "steps": run.length,
         "final_loss": run.final_loss,
         "tokens_per_s": tokens_per_s(run),
         "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
-        "mfu_bf16_peak": mfu(run) if run.manifest else math.nan,
-        "time_to_first_step_s": first_step_s(run),
+        "mfu_bf16_peak": mfu(run),
+        "time_to_first_step_s": run.first_step_s,
         **{f"{part}_s": sum(of.get(part, 0) for of in startups) for part in STARTUP},
         "wall_s": run.steps["elapsed"].max(),
         "fp8_share": run.fp8_share,
@@ -65,25 +64,13 @@ def measured(run: Run) -> dict:
     }
 
 
-def first_step_s(run: Run) -> float:
-    """Seconds from process start to the end of the first step, of all attempts together."""
-    return sum(timing.time_to_first_step_s for timing in run.timings) or math.nan
-
-
 def measured_runs(comparison: Comparison) -> pd.DataFrame:
-    """`measured` of every run, recipe by recipe and seed by seed."""
-    recipes = comparison.recipes
-    runs = sorted(comparison.study.runs, key=lambda run: (recipes.index(run.recipe), run.seed))
-    return pd.DataFrame(map(measured, runs))
-
-
-def completed_runs(comparison: Comparison) -> pd.DataFrame:
-    """`measured` of the completed runs, indexed by recipe."""
-    return measured_runs(comparison).query("completed").set_index("recipe")
+    """List `measured` of every run."""
+    return pd.DataFrame(map(measured, comparison.study.runs))
 
 
 def run_table(comparison: Comparison) -> pd.DataFrame:
-    """Word the table of runs, indexed by recipe and seed."""
+    """Write the table of runs, indexed by recipe and seed."""
     facts = measured_runs(comparison).set_index(["recipe", "seed"])
     table = pd.DataFrame(index=facts.index)
     for column, (key, form) in COLUMNS.items():
@@ -95,16 +82,17 @@ def run_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def recipe_table(comparison: Comparison) -> pd.DataFrame:
-    """Word the comparison, a row a recipe: speed, loss, proof of FP8; on a CPU speed is last."""
+    """Write the table of recipes: speed, loss, share of FP8. Speed of a CPU comes last."""
     reference = comparison.reference
     beside = "compiled bf16" if reference == COMPILED else reference
     rows = {}
-    for recipe in comparison.recipes:
-        runs, finding = comparison.study.completed(recipe), comparison.findings.get(recipe)
+    for recipe in comparison.study.recipes:
+        runs = comparison.study.completed(recipe)
+        finding = comparison.findings.get(recipe, Finding())
         speed = {
             "tokens/s": speed_word(runs),
             f"over {beside}": ratio_word(finding),
-            "break-even step": str(finding.break_even) if finding else "-",
+            "break-even step": str(finding.break_even),
         }
         loss = {
             "final loss": f"{np.mean([run.final_loss for run in runs]):.3f}" if runs else "-",
@@ -112,33 +100,31 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
             "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
         }
         count = {"runs": f"{len(runs)} of {len(comparison.study.started(recipe))}"}
-        rows[recipe] = count | (loss | speed if comparison.on_cpu else speed | loss)
+        rows[recipe] = count | (loss | speed if comparison.study.on_cpu else speed | loss)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
 
 
 def speed_word(runs: list[Run]) -> str:
     """Write the geometric mean of the tokens/s of some runs."""
-    mean = np.log(pd.Series(map(tokens_per_s, runs), dtype=float)).mean()
-    return "-" if math.isnan(mean) else f"{math.exp(mean):,.0f}"
+    speeds = [tokens_per_s(run) for run in timed(runs)]
+    return f"{gmean(speeds):,.0f}" if speeds else "-"
 
 
-def ratio_word(finding: Finding | None) -> str:
+def ratio_word(finding: Finding) -> str:
     """Write how many times as fast as its reference a recipe is."""
-    if not finding or not finding.speed.runs:
-        return "-"
-    return f"{finding.speed.ratio.mean:.2f}{finding.speed.ratio.interval}"
+    return str(finding.speed.ratio) if finding.speed.runs else "-"
 
 
-def loss_word(finding: Finding | None) -> str:
+def loss_word(finding: Finding) -> str:
     """Write how far a recipe's final loss is from its reference's, and the verdict."""
-    if not finding or not finding.loss.by_seed:
+    if not finding.loss.by_seed:
         return "-"
     apart, word = f"{finding.loss.difference:+.4f}", finding.loss.word
     return f"{apart}, {word}" if word in VERDICTS else apart
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Say how to read the tables, and what runs noted of themselves."""
+    """Write how to read the tables, and the notes in the manifests."""
     noted: dict[str, list[str]] = {}
     for runs in comparison.completed.values():
         for run in runs:
@@ -151,14 +137,14 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def proofs(comparison: Comparison) -> pd.DataFrame:
-    """Put what each recipe's first run proved into a row; columns as `parameters.orphans`."""
+    """List what each recipe's first run proved, a row a recipe; columns: `parameters.orphans`."""
     rows = [runs[0].proof.model_dump() for runs in comparison.completed.values()]
     return pd.json_normalize(rows, max_level=2).set_index(pd.Index([*comparison.completed]))
 
 
 def cost_by_steps(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Average the wall hours of a run of each length (rows) by recipe (columns), the first step
-    (compile) included: measured within the runs, and beyond them as the mean steady step."""
+    """Average the wall hours of a run, first step (compile) included: a row a length, a column a
+    recipe. After the end of the runs each step is the mean steady step."""
     hours = {
         recipe: wall_times(runs, np.array(lengths)).mean(axis=0) / 3600
         for recipe, runs in comparison.completed.items()

@@ -20,10 +20,15 @@ from analysis.plots.style import (
     short_name,
 )
 from analysis.speed import MIN_STEPS
-from analysis.table import STARTUP, completed_runs
+from analysis.table import STARTUP, measured_runs
 
 # Of `STARTUP` and of the rest. Paul Tol's muted colours, which colour-blind readers tell apart too.
 COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
+
+
+def completed_runs(comparison: Comparison) -> pd.DataFrame:
+    """List what completed runs measured, indexed by recipe."""
+    return measured_runs(comparison).query("completed").set_index("recipe")
 
 
 def set_rows(axes: Axes, names: Sequence[str], x_label: str, words: Iterable[str] = ()) -> None:
@@ -106,7 +111,8 @@ def memory(axes: Axes, comparison: Comparison) -> None:
     """Draw the highest memory in GiB."""
     gib = completed_runs(comparison)["peak_memory_gib"]
     compare_bars(axes, comparison, gib, " GiB", "peak memory")
-    whose = "resident memory of the process" if comparison.on_cpu else "reserved memory of a device"
+    on_cpu = comparison.study.on_cpu
+    whose = "resident memory of the process" if on_cpu else "reserved memory of a device"
     axes.set_xlabel(f"peak {whose} (GiB)")
 
 

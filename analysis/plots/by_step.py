@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from analysis.answer import short
 from analysis.break_even import When, wall_times
 from analysis.comparison import Comparison
-from analysis.losses import LEVEL, Verdict, differences
+from analysis.losses import LEVEL, Verdict, smooth_difference
 from analysis.plots.style import (
     GREY,
     NoData,
@@ -23,7 +23,6 @@ from analysis.plots.style import (
     short_name,
 )
 from analysis.runs import Run
-from analysis.table import first_step_s
 
 POINTS = 400  # at least, of a line that has more
 FAR = 5  # margins from the reference's loss, at which the axis ends
@@ -142,7 +141,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     most = 1.1 * margin
     for recipe in judged:
-        band = differences(*map(comparison.study.completed, (recipe, comparison.reference)))
+        band = smooth_difference(*map(comparison.study.completed, (recipe, comparison.reference)))
         draw_band(axes, recipe, band)
         most = max(most, band.abs().max(axis=None))
     most = min(most, FAR * margin)
@@ -193,14 +192,14 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     if not runs:
         raise NoData(f"there is no completed run of {name(reference)} to be ahead of")
     length = min(run.length for run in runs)
-    first = np.mean([first_step_s(run) for run in runs])
+    first = np.mean([run.first_step_s for run in runs])
     lines = {}
     for run in comparison.study.runs:
         clock = run.steps["elapsed"].dropna().loc[:length]
         if run.recipe != reference and len(clock):
             lines[run] = wall_times(runs, clock.index.to_numpy()).mean(axis=0) - clock
             if not with_first_step:
-                lines[run] += first_step_s(run) - first
+                lines[run] += run.first_step_s - first
     draw_runs(axes, lines)
     axes.axhline(0, color=look(reference).colour, label=short_name(reference))
     axes.margins(y=0.12)

@@ -4,7 +4,6 @@ import pandas as pd
 
 from analysis.comparison import Comparison
 from analysis.runs import Run
-from analysis.table import first_step_s
 
 # A step's time over bf16's on one GH200, by tokens/s of published steps
 # (github.com/mak2508/lsai-proj, output/data).
@@ -33,6 +32,6 @@ def phase_cost(run: Run) -> dict[str, float]:
     return {
         "steps in FP8": run.steps["in_fp8"].mean() * bool(run.manifest.float8),
         "wall time": wall,
-        "without first step": wall - first_step_s(run),
+        "without first step": wall - run.first_step_s,
         "compiling at switches, s": sum(of.compile_s for of in run.proof.stretches.values()),
     }

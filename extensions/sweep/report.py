@@ -85,7 +85,7 @@ def efficiency(here: Comparison, alone: Comparison, cell: dict) -> dict:
         return {}
     gain = speed_up(*(each.study.completed(here.best.recipe) for each in (here, alone)))
     share = Ratio(*(value / cell[PROCESSES] for value in gain.ratio))
-    return {"efficiency": f"{share.mean:.2f}{share.interval}"} if gain.runs else {}
+    return {"efficiency": str(share)} if gain.runs else {}
 
 
 # ---- all cells together ----

@@ -27,7 +27,7 @@ def test_a_row_a_recipe_and_a_row_a_run(tmp_path):
     assert run_table(comparison)["tokens/s"].tolist() == ["1,000", "500", "-"]
     assert run_table(comparison)["status"].iloc[-1] == "failed, step 5"
     [line] = limits(comparison)
-    assert "seed 2 (failed, step 5)" in line
+    assert "seed2 (failed, step 5)" in line
 
 
 def test_cost_of_a_run_of_n_steps(tmp_path):
