@@ -10,6 +10,7 @@ from analysis.agreement import SpeedUp
 from analysis.comparison import Comparison, Finding, Outcome
 from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME
 from analysis.runs import Run
+from models.flops import count
 
 QUESTION = "Should this Llama be trained in FP8?"
 SENTENCES = {
@@ -115,15 +116,11 @@ def trained(comparison: Comparison) -> str:
     versions = first.packages | {"commit": (first.git.commit or "unknown")[:9]}
     with_what = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"Trained: {first.flavor}, {short(first.parameters)} parameters; {len(steps):,} steps "
+        f"Trained: {first.flavor}, {count(first.parameters)} parameters; {len(steps):,} steps "
         f"of {steps['tokens'].median():,.0f} tokens in rows of {first.seq_len:,}; data "
         f"{first.dataset}; seeds {len({run.seed for run in runs})}; on {first.world_size} "
         f"{first.hardware.name}, {first.start:%Y-%m-%d}; {with_what}."
     )
-
-
-def short(number: float) -> str:
-    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
 
 
 # ---- what limits the answer ----

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     stop = Stop()
     stop.listen()
     recipe, out = _resolve(args)
-    start = recipe.hook("start")
+    start = recipe.hook("start")  # of a run of several processes
     if not start:
         check_alone()
     elif not args.dry_run:

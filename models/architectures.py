@@ -78,8 +78,7 @@ def label(config) -> str:
 
 
 def train_spec(config, **builders) -> TrainSpec:
-    """Say how torchtitan builds a run's parts; `builders` are of what a run times or makes
-    itself."""
+    """Say how torchtitan builds a run's parts; `builders` are those that the trainer brings."""
     return TrainSpec(
         model_args=architecture(config).flavors,  # torchtitan changes the flavor: one run a process
         pipelining_fn=None,

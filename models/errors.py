@@ -10,6 +10,6 @@ class InputError(ValueError):
 
 
 def by_pattern(names: Iterable[str]) -> str:
-    """Module names for an error sentence, with a pattern for the blocks' numbers:
+    """List module names in a sentence, with a pattern for the blocks' numbers:
     `layers.*.attention.wq, output`."""
     return ", ".join(sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in names}))

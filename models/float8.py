@@ -194,11 +194,11 @@ def convert(model: nn.Module, plan) -> None:
 
 
 def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
-    """The FP8 layers of `model`, by the names that the model was built with."""
+    """List the FP8 layers of `model` by the names that the model was built with."""
     modules = model.named_modules()
     return {built_name(name): m for name, m in modules if isinstance(m, Float8Linear)}
 
 
 def built_name(name: str) -> str:
-    """A parameter's or module's name without what compilation and recomputation wrap around it."""
+    """Strip from a module's or parameter's name what compilation and recomputation add."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")

@@ -74,7 +74,7 @@ _AFTER = (
 
 
 def find(device_name: str) -> str | None:
-    """The key in `GPUS` for a driver's or a user's name of a GPU, e.g. `NVIDIA GH200 120GB` or
+    """Find the key in `GPUS` for a driver's or a user's name of a GPU, e.g. `NVIDIA GH200 120GB` or
     `h100-sxm`; None if it is not in the table."""
     if device_name in GPUS:
         return device_name

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from analysis.answer import short
 from analysis.break_even import When, wall_times
 from analysis.comparison import Comparison
 from analysis.losses import LEVEL, Verdict, smooth_difference
@@ -23,6 +22,7 @@ from analysis.plots.style import (
     short_name,
 )
 from analysis.runs import Run
+from models.flops import count
 
 POINTS = 400  # at least, of a line that has more
 FAR = 5  # margins from the reference's loss, at which the axis ends
@@ -209,7 +209,7 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     trained = runs[0].manifest
     note(
         axes,
-        f"{short(trained.parameters)} parameters on {trained.world_size} "
+        f"{count(trained.parameters)} parameters on {trained.world_size} "
         f"{trained.hardware.name}. The clock starts with {comparison.study.clock_start}.",
     )
     best = comparison.best

@@ -201,8 +201,8 @@ class Config(titan.JobConfig):
 def finish(cls: type, path: str = "") -> type:
     """Make dataclasses of a section and of those below it, which begin with their defaults.
 
-    torchtitan reads the keys of `LEFT_OUT` too: they become attributes of the class, with
-    torchtitan's values.
+    A key of `LEFT_OUT` becomes a ClassVar: pydantic refuses it in a recipe, and torchtitan reads
+    its own value.
     """
     for key in fields(cls.__base__) if is_dataclass(cls.__base__) else ():
         name = f"{path}{key.name}"
@@ -225,7 +225,7 @@ finish(Config)
 
 @cache  # so that equal recipes are of one class
 def validator(*extensions: tuple[str, type]) -> TypeAdapter:
-    """Validate recipes with the sections of extensions, each its name and a dataclass."""
+    """Make the validator of recipes that have sections of extensions: name and dataclass."""
     sections = [(name, keys, field(default=None)) for name, keys in extensions]
     return TypeAdapter(make_dataclass("WithExtensions", sections, bases=(Config,)))
 

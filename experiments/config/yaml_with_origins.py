@@ -104,7 +104,7 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
 
 
 def dump(data: dict) -> str:
-    """YAML text, keys in the order given, that `read_file` reads as the same values."""
+    """Write YAML text, keys in the order given; `read_file` reads the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

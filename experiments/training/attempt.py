@@ -90,7 +90,7 @@ def train(
         if directory:
             _listen(trainer, out)
         trainer.train(after)
-    except (Exception, CheckpointException, KeyboardInterrupt) as error:
+    except (Exception, CheckpointException, KeyboardInterrupt) as error:  # two are BaseExceptions
         end = _end(error, stop)
     if trainer:
         with only_logged("could not close the run cleanly"):

@@ -6,8 +6,8 @@ Three claims. A claim that does not hold stops the run:
   1. Every trainable parameter is in the optimizer. (An extension can leave parameters out on
      purpose; such orphans are on record instead.)
   2. The layers in FP8 are those that the recipe names, and one profiled step calls
-     `aten::_scaled_mm` for each of their matmuls, in number and shape, or never in bf16.
-     A recipe with `torch.compile` has compiled graphs.
+     `aten::_scaled_mm` for each of their matmuls, in number and shape. A recipe in bf16 calls
+     none. A recipe with `torch.compile` has compiled graphs.
   3. Every parameter moves in the first optimizer step, where its gradient and its dtype allow it.
 
 An emulated run rounds to FP8 and multiplies in float32: it is on record as emulated, and the

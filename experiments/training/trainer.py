@@ -127,7 +127,7 @@ class Trainer(titan.Trainer):
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
-        after = int(self.combine(torch.tensor(after), "max"))  # only one process may have looked
+        after = int(self.combine(torch.tensor(after), "max"))  # only rank 0 looks for a checkpoint
         self.checkpointer.load(after or -1)  # -1: perhaps the first weights
         self.first_step = self.step + 1
         logger.info(f"Training starts at step {self.first_step}")
@@ -171,7 +171,7 @@ class Trainer(titan.Trainer):
             self.optimizers.zero_grad()
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
-            # Counted on the host: nothing waits for the device. Without padding
+            # Tokens that are not padding, counted on the host: nothing waits for the device
             local_valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
             valid = float(self.combine(local_valid))
             losses = []
