@@ -51,7 +51,7 @@ def read(argv: list[str] | None) -> Namespace:
     """Read the command line, and what follows from it. Raises InputError."""
     parser = CommandLine("extensions.decide", __doc__)
     add = parser.add_argument
-    add("model", nargs="+", metavar="MODEL|size=N")
+    add("model", nargs="+")
     add("--gpu", type=find, choices=GPUS, required=True)
     for flag, reader, default in (
         ("--gpus", whole, 1),

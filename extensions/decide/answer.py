@@ -41,13 +41,16 @@ def estimate(asked) -> dict:
     outside = beyond(asked, facts["covered"])
     if gpu.chip not in facts["chips"]:
         outside.append(gpu.chip)
-    times = facts["ranges"][bool(outside)]  # twice as wide
+    times = facts["ranges"][bool(outside)]  # the second is twice as wide
     step_s = np.array(times["step_s"]) @ parts(asked)
     speedup = step_s[2, 0] / step_s[:2, :1] * times["speedup"]
     near = sorted(facts["pairs"], key=lambda pair: unlike(pair, asked))[:3]
-    refused = refuse(asked, needed, facts["answered"])
-    verdict, why = refused or judge(asked, speedup[0], near)
-    known = 0 if refused else 1
+    alike = [pair for pair in near if unlike(pair, asked) < math.log(2)]
+    measured = [pair["speed_up"] for pair in alike if pair["scaling"] == "tensorwise"]
+    far = beyond(asked, facts["answered"])
+    known, verdict, why = judge(asked.gpu, needed, far, [*speedup[0], *measured])
+    minutes = 9 * (step_s[2, 2] + 1.5)  # nine runs of 60 bf16 steps, and their start
+    command = MEASURE.format(asked=asked, processes=min(asked.gpus, 8), minutes=minutes)
     hours = known * step_s * asked.steps / 3600
     return {
         "verdict": verdict,
@@ -61,7 +64,7 @@ def estimate(asked) -> dict:
         "recompute": way,
         "fitted_to": facts["fitted_to"],
         "outside": outside,
-        "measure": measure(asked, step_s.max()) if verdict == "MEASURE FIRST" else None,
+        "measure": command if verdict == "MEASURE FIRST" else None,
     }
 
 
@@ -93,31 +96,24 @@ def unlike(pair: dict, asked) -> float:
     return other + abs(math.log(1e9 * pair["billions"] / asked.parameters))
 
 
-def refuse(asked, needed: float, answered: dict) -> tuple[str, str] | None:
-    """Say why there is no estimate; None if there is one."""
-    gpu = GPUS[asked.gpu]
-    if not gpu.fp8:
-        return "NO", f"{asked.gpu} has no FP8 units"
-    if needed > gpu.memory:
-        needs = flops.memory_finding(needed, gpu.memory)
-        return "DOES NOT FIT", f"{needs}: take more GPUs, fewer or shorter rows"
-    if beyond(asked, answered):
-        return "MEASURE FIRST", "no pair here is near"
-    return None
+def judge(gpu: str, needed: float, far: list, ratios: list[float]) -> tuple[bool, str, str]:
+    """Say whether there is an estimate, the verdict, and why.
 
-
-def judge(asked, speedup: np.ndarray, near: list[dict]) -> tuple[str, str]:
-    """Say YES or NO where the whole range does, and pairs like the training; and why."""
-    alike = [pair for pair in near if unlike(pair, asked) < math.log(2)]
-    ratios = [*speedup, *(pair["speed_up"] for pair in alike if pair["scaling"] == "tensorwise")]
+    Args:
+        needed: bytes on each GPU.
+        far: what of the training is too far from all pairs.
+        ratios: the ends of the range, and the speed-ups of pairs like the training.
+    """
+    memory = GPUS[gpu].memory
+    if not GPUS[gpu].fp8:
+        return False, "NO", f"{gpu} has no FP8 units"
+    if needed > memory:
+        needs = flops.memory_finding(needed, memory)
+        return False, "DOES NOT FIT", f"{needs}: take more GPUs, fewer or shorter rows"
+    if far:
+        return False, "MEASURE FIRST", "no pair here is near"
     if min(ratios) > 1:
-        return "YES", "the whole range lies above compiled bf16"
+        return True, "YES", "the whole range lies above compiled bf16"
     if max(ratios) < 1:
-        return "NO", "casts take more than FP8 matmuls save"
-    return "MEASURE FIRST", "the range, or a pair near it, has both, a gain and a loss"
-
-
-def measure(asked, step_s: float) -> str:
-    """Give the command that measures it here, on a node of 8 GPUs, and how long that takes."""
-    minutes = 9 * (step_s + 1.5)  # nine runs of 60 steps, and their start
-    return MEASURE.format(asked=asked, processes=min(asked.gpus, 8), minutes=minutes)
+        return True, "NO", "casts take more than FP8 matmuls save"
+    return True, "MEASURE FIRST", "the range, or a pair near it, has both, a gain and a loss"
