@@ -45,8 +45,11 @@ def estimate(asked) -> dict:
     step_s = np.array(times["step_s"]) @ parts(asked)
     speedup = step_s[2, 0] / step_s[:2, :1] * times["speedup"]
     near = sorted(facts["pairs"], key=lambda pair: unlike(pair, asked))[:3]
-    alike = [pair for pair in near if unlike(pair, asked) < math.log(2)]
-    measured = [pair["speed_up"] for pair in alike if pair["scaling"] == "tensorwise"]
+    measured = [
+        pair["speed_up"]
+        for pair in near
+        if pair["scaling"] == "tensorwise" and unlike(pair, asked) < math.log(2)
+    ]
     far = beyond(asked, facts["answered"])
     known, verdict, why = judge(asked.gpu, needed, far, [*speedup[0], *measured])
     minutes = 9 * (step_s[2, 2] + 1.5)  # nine runs of 60 bf16 steps, and their start
@@ -76,8 +79,8 @@ def named(ranges: np.ndarray) -> dict | None:
 def memory(asked, recompute: str) -> float:
     """Count the bytes that bf16 training needs on each GPU. Frozen weights have neither gradients
     nor states."""
-    recomputes = recompute == "full"
-    uses = flops.memory(asked.sizes, asked.step_tokens, asked.gpus, recomputes=recomputes)
+    full = recompute == "full"
+    uses = flops.memory(asked.sizes, asked.step_tokens, asked.gpus, recomputes=full)
     untrained = asked.frozen / asked.parameters
     return sum(uses.values()) - untrained * (uses["optimizer"] + uses["gradients"])
 

@@ -39,9 +39,10 @@ def words_of(path) -> str:
 
 
 def test_the_file_of_pairs_has_its_form():
-    words, numbers = fit.content()["words"], fit.content()["numbers"]
-    for pair in fit.content()["pairs"]:
-        assert pair.keys() <= {*words, *numbers, *fit.content()["texts"]}, pair["name"]
+    content = fit.content()
+    words, numbers = content["words"], content["numbers"]
+    for pair in content["pairs"]:
+        assert pair.keys() <= {*words, *numbers, *content["texts"]}, pair["name"]
         assert all(pair[key] in words[key] for key in pair.keys() & words), pair["name"]
         assert all(pair[key] > 0 for key in pair.keys() & numbers), pair["name"]
         assert re.search(r"\w\.(com|org|co)/", pair["source"]), pair["name"]
