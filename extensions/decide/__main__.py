@@ -15,17 +15,20 @@ n_kv_heads=, head_dim=, hidden_dim=, vocab_size=).
     --recompute     activations: none or full (default: none, if it fits so)
     --freeze        layers that are not trained, e.g. w1 w2 w3
 
-It is an estimate from training speeds that others measured: extensions/decide/README.md.
+Ranges are [value, low, high]. It is an estimate from training speeds that others measured:
+extensions/decide/README.md.
 
 Exit codes: 0 for every answer, 2 for bad input.
 """
 
 import json
+from argparse import Namespace
+
+import yaml
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.decide.answer import estimate
 from extensions.decide.model import sizes
-from extensions.decide.step import Training
 from models.errors import InputError
 from models.gpus import GPUS, find
 
@@ -34,47 +37,47 @@ PARALLEL = (
     "out --tensor-parallel, and measure"
 )
 POWERS = str.maketrans({"k": "e3", "m": "e6", "b": "e9", "t": "e12"})
-RANGE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
-PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the answer."""
-    training = asked(argv)
-    answer = estimate(training)
-    print(json.dumps(answer, indent=2) if training.json else text(answer))
+    asked = read(argv)
+    answer = estimate(asked)
+    print(json.dumps(answer, indent=2) if asked.json else text(answer))
     return COMPLETED
 
 
-def asked(argv: list[str] | None) -> Training:
-    """Read the command line. Raises InputError."""
+def read(argv: list[str] | None) -> Namespace:
+    """Read the command line, and what follows from it. Raises InputError."""
     parser = CommandLine("extensions.decide", __doc__)
     add = parser.add_argument
-    add("model", nargs="+", metavar="MODEL|size=N")
-    add("--gpu", type=gpu, choices=GPUS, required=True)
-    add("--gpus", type=whole, default=1)
-    add("--batch", type=whole, default=1)
-    add("--seq-len", type=whole, default=4096, dest="sequence")
-    add("--steps", type=whole, default=0)
-    add("--tokens", type=number, default=0, dest="all_tokens")
-    add("--price", type=number, default=0)
+    add("model", nargs="+")
+    add("--gpu", type=find, choices=GPUS, required=True)
+    for flag, reader, default in (
+        ("--gpus", whole, 1),
+        ("--batch", whole, 1),
+        ("--seq-len", whole, 4096),
+        ("--steps", whole, 0),
+        ("--tokens", number, 0),
+        ("--price", number, 0),
+    ):
+        add(flag, type=reader, default=default)
     ways = ["none", "full"]  # in this order, the first that fits
-    add("--recompute", choices=ways, nargs=1, default=ways, dest="may_recompute")
+    add("--recompute", choices=ways, nargs=1, default=ways)
     add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
     add("--tensor-parallel")
     add("--json", action="store_true")
-    training = parser.parse(argv, Training())
-    if training.tensor_parallel:
+    asked = parser.parse(argv)
+    if asked.tensor_parallel:
         raise InputError(PARALLEL)
-    training.sizes = sizes(training.model)
-    if training.all_tokens:
-        training.steps = training.all_tokens / (training.gpus * training.tokens)
-    return training
-
-
-def gpu(text: str) -> str:
-    """Read a GPU's name, whose key in `GPUS` is returned."""
-    return find(text) or text
+    asked.sizes = sizes(asked.model)
+    asked.parameters = asked.sizes.parameters()
+    layers = asked.sizes.linear_shapes().items()
+    asked.frozen = sum(n * k for name, (n, k) in layers if name[-2:] in asked.freeze)
+    asked.step_tokens = asked.batch * asked.seq_len
+    if asked.tokens:
+        asked.steps = asked.tokens / (asked.gpus * asked.step_tokens)
+    return asked
 
 
 def number(text: str) -> float:
@@ -93,16 +96,11 @@ def whole(text: str) -> int:
 
 
 def text(answer: dict) -> str:
-    """Write what is known of an answer, a line each."""
-    lines = ["{verdict}: {why}".format(**answer)]
-    for name, value in answer.items():
-        if isinstance(value, dict):
-            lines += [RANGE.format(name, key, *of) for key, of in value.items() if of]
-        elif isinstance(value, list):
-            lines += [PAIR.format(**pair) for pair in value]
-        elif value and name not in ("verdict", "why"):
-            lines.append(f"{name:<12}{value}")
-    return "\n".join(lines)
+    """Write what is known of an answer: a sentence, and YAML with three digits of each number."""
+    short = json.loads(json.dumps(answer), parse_float=lambda digits: float(f"{float(digits):.3g}"))
+    first = f"{short.pop('verdict')}: {short.pop('why')}\n"
+    known = {name: value for name, value in short.items() if value}
+    return first + yaml.safe_dump(known, sort_keys=False, default_flow_style=None, width=999)
 
 
 if __name__ == "__main__":

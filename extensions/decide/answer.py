@@ -1,128 +1,122 @@
 """Answer whether FP8 pays for a training: YES, NO, MEASURE FIRST or DOES NOT FIT, and why."""
 
-import json
 import math
+from pathlib import Path
 
-from extensions.decide.pairs import HERE, read
-from extensions.decide.step import Training, beyond, step
+import numpy as np
+import yaml
+
+from extensions.decide.step import parts
 from models import flops
 from models.gpus import GPUS
 
-FITTED = HERE / "fitted.json"
-# What an answer says of a pair
-SHOWN = ("name", "model", "stack", "scaling", "gpu", "source", "speed_up")
+FITTED = Path(__file__).with_name("fitted.yaml")
+RECIPES = ["tensorwise", "rowwise", "bf16"]  # the rows of ranges in fitted.yaml
 MEASURE = (
     ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
     "rowwise_fp8_compiled --seeds 3 --overlay no_recompute training.steps=60 "
-    "training.local_batch_size={asked.batch} training.seq_len={asked.sequence} "
-    "activation_checkpoint.mode={asked.recompute} 'model.sizes={{dim: {sizes.dim}, "
-    "n_layers: {sizes.n_layers}, n_heads: {sizes.n_heads}, n_kv_heads: {sizes.n_kv_heads}, "
-    "hidden_dim: {sizes.hidden_dim}, vocab_size: {sizes.vocab_size}}}'{more}"
-    "  # about {minutes} minutes"
+    "training.local_batch_size={asked.batch} training.seq_len={asked.seq_len} "
+    "activation_checkpoint.mode={asked.recompute} sharded.processes={processes} "
+    "model.sizes.dim={asked.sizes.dim} model.sizes.n_layers={asked.sizes.n_layers} "
+    "model.sizes.n_heads={asked.sizes.n_heads} model.sizes.n_kv_heads={asked.sizes.n_kv_heads} "
+    "model.sizes.hidden_dim={asked.sizes.hidden_dim} "
+    "model.sizes.vocab_size={asked.sizes.vocab_size}  # about {minutes:.0f} minutes"
 )
 
 
-def estimate(asked: Training) -> dict:
+def estimate(asked) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
     Args:
-        asked: has `steps` and `price` too, 0 if not known. The first of `may_recompute` that fits
-            becomes its `recompute`.
+        asked: the command line and what follows from it. Of the ways to `recompute`, the first
+            that fits takes their place.
     """
-    facts = json.loads(FITTED.read_text(encoding="utf-8"))
-    gpu, pairs = GPUS[asked.gpu], read()
-    for recompute in asked.may_recompute:
-        asked.recompute = recompute
-        needed = memory(asked)
+    facts = yaml.load(FITTED.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    gpu = GPUS[asked.gpu]
+    for way in asked.recompute:
+        needed = memory(asked, way)
         if needed <= gpu.memory:
             break
-    near = sorted(pairs, key=lambda pair: distance(pair, asked))[:3]
+    asked.recompute = way
     outside = beyond(asked, facts["covered"])
-    if asked.chip not in facts["chips"]:
-        outside.append(asked.chip)
-    found = {"speedup": {"tensorwise": None, "rowwise": None}, "step_s": None}
-    if not gpu.fp8:
-        verdict, why = "NO", f"{asked.gpu} has no FP8 units"
-    elif needed > gpu.memory:
-        needs = flops.memory_finding(needed, gpu.memory)
-        verdict, why = "DOES NOT FIT", f"{needs}: take more GPUs, fewer or shorter rows"
-    elif beyond(asked, facts["answered"]):
-        verdict, why = "MEASURE FIRST", "no pair here is near"
-    else:
-        found = speeds(asked, facts, math.exp(facts["half_width"] * (1 + bool(outside))))
-        verdict, why = judge(asked, found["speedup"]["tensorwise"], near)
-    hours = scale(found["step_s"], asked.steps / 3600)
+    if gpu.chip not in facts["chips"]:
+        outside.append(gpu.chip)
+    times = facts["ranges"][bool(outside)]  # the second is twice as wide
+    step_s = np.array(times["step_s"]) @ parts(asked)
+    speedup = step_s[2, 0] / step_s[:2, :1] * times["speedup"]
+    near = sorted(facts["pairs"], key=lambda pair: unlike(pair, asked))[:3]
+    measured = [
+        pair["speed_up"]
+        for pair in near
+        if pair["scaling"] == "tensorwise" and unlike(pair, asked) < math.log(2)
+    ]
+    far = beyond(asked, facts["answered"])
+    known, verdict, why = judge(asked.gpu, needed, far, [*speedup[0], *measured])
+    minutes = 9 * (step_s[2, 2] + 1.5)  # nine runs of 60 bf16 steps, and their start
+    command = MEASURE.format(asked=asked, processes=min(asked.gpus, 8), minutes=minutes)
+    hours = known * step_s * asked.steps / 3600
     return {
         "verdict": verdict,
         "why": why,
-        **found,
-        "hours": hours,
-        "cost": scale(hours, asked.gpus * asked.price),
+        "speedup": named(known * speedup) or {"tensorwise": None, "rowwise": None},
+        "step_s": named(known * step_s),
+        "hours": named(hours),
+        "cost": named(hours * asked.gpus * asked.price),
         "memory_gib": round(needed / 2**30, 1),
-        "nearest": [{key: getattr(pair, key) for key in SHOWN} for pair in near],
-        "recompute": asked.recompute,
-        "fitted_to": f"{facts['pairs']} torchao pairs of {len(pairs)}",
-        "outside": ", ".join(outside) or None,
-        "measure": measure(asked, found["step_s"]) if verdict == "MEASURE FIRST" else None,
+        "nearest": near,
+        "recompute": way,
+        "fitted_to": facts["fitted_to"],
+        "outside": outside,
+        "measure": command if verdict == "MEASURE FIRST" else None,
     }
 
 
-def memory(asked: Training) -> float:
+def named(ranges: np.ndarray) -> dict | None:
+    """Name the rows of ranges; None if they are 0, not known."""
+    return dict(zip(RECIPES, ranges.tolist(), strict=False)) if ranges.any() else None
+
+
+def memory(asked, recompute: str) -> float:
     """Count the bytes that bf16 training needs on each GPU. Frozen weights have neither gradients
     nor states."""
-    recomputes = asked.recompute == "full"
-    uses = flops.memory(asked.sizes, asked.tokens, asked.gpus, recomputes=recomputes)
+    full = recompute == "full"
+    uses = flops.memory(asked.sizes, asked.step_tokens, asked.gpus, recomputes=full)
     untrained = asked.frozen / asked.parameters
     return sum(uses.values()) - untrained * (uses["optimizer"] + uses["gradients"])
 
 
-def speeds(asked: Training, facts: dict, width: float) -> dict:
-    """Predict speed-ups, within `width` times, and the seconds of a step."""
-    seconds = step(asked, facts["factors"])
-    value, best, worst = (seconds["bf16"] / pace for pace in facts["pace"])
-    speedup, step_s = {}, {"bf16": [value, best, worst]}
-    for scaling in ("tensorwise", "rowwise"):
-        ratio = seconds["bf16"] / seconds[scaling]
-        low, high = ratio / width, ratio * width
-        speedup[scaling] = [ratio, low, high]
-        step_s[scaling] = [value / ratio, best / high, worst / low]
-    return {"speedup": speedup, "step_s": step_s}
+def beyond(asked, limits: dict) -> list[str]:
+    """Name what of a training is outside of limits: [least, most] by name."""
+    return [
+        name for name, (least, most) in limits.items() if not least <= getattr(asked, name) <= most
+    ]
 
 
-def scale(ranges: dict | None, by: float) -> dict | None:
-    """Multiply ranges; None if they are not known, or `by` is not, which is 0."""
-    if not ranges or not by:
-        return None
-    return {name: [by * value for value in of] for name, of in ranges.items()}
+def unlike(pair: dict, asked) -> float:
+    """Say how unlike a training a pair is: by the logarithm of parameters; another chip adds two,
+    another stack one."""
+    other = 2 * (pair["chip"] != GPUS[asked.gpu].chip) + (pair["stack"] != "torchao")
+    return other + abs(math.log(1e9 * pair["billions"] / asked.parameters))
 
 
-def judge(asked: Training, speedup: list[float], near: list[Training]) -> tuple[str, str]:
-    """Say YES or NO where the whole range does, and pairs like the training; and why."""
-    alike = [pair for pair in near if distance(pair, asked) < math.log(2)]
-    ratios = speedup + [pair.speed_up for pair in alike if pair.scaling == "tensorwise"]
+def judge(gpu: str, needed: float, far: list, ratios: list[float]) -> tuple[bool, str, str]:
+    """Say whether there is an estimate, the verdict, and why.
+
+    Args:
+        needed: bytes on each GPU.
+        far: what of the training is too far from all pairs.
+        ratios: the ends of the range, and the speed-ups of pairs like the training.
+    """
+    memory = GPUS[gpu].memory
+    if not GPUS[gpu].fp8:
+        return False, "NO", f"{gpu} has no FP8 units"
+    if needed > memory:
+        needs = flops.memory_finding(needed, memory)
+        return False, "DOES NOT FIT", f"{needs}: take more GPUs, fewer or shorter rows"
+    if far:
+        return False, "MEASURE FIRST", "no pair here is near"
     if min(ratios) > 1:
-        return "YES", "the whole range lies above compiled bf16"
+        return True, "YES", "the whole range lies above compiled bf16"
     if max(ratios) < 1:
-        return "NO", "casts take more than FP8 matmuls save"
-    return "MEASURE FIRST", "the range, or a pair near it, has both, a gain and a loss"
-
-
-def distance(pair: Training, asked: Training) -> float:
-    """Say how unlike a training a pair is: by the logarithm of parameters; another chip, kind
-    or stack adds one or two."""
-    if not pair.billions or pair.fairness == "doubtful":
-        return math.inf
-    other = 2 * (pair.chip != asked.chip) + 2 * (pair.kind != "dense") + (pair.stack != "torchao")
-    return other + abs(math.log(pair.billions * 1e9 / asked.parameters))
-
-
-def measure(asked: Training, step_s: dict | None) -> str:
-    """Give the command that measures it here, on a node of 8 GPUs, and how long that takes."""
-    more = ""
-    if asked.frozen:
-        more = f' "puzzle.freeze={[f"*{layer}.weight" for layer in asked.freeze]}"'
-    elif asked.gpus > 1:
-        more = f" sharded.processes={min(asked.gpus, 8)}"
-    slow = step_s["bf16"][2] if step_s else 1
-    minutes = math.ceil(9 * (60 * slow + 90) / 60)  # nine runs of 60 steps, and their start
-    return MEASURE.format(asked=asked, sizes=asked.sizes, more=more, minutes=minutes)
+        return True, "NO", "casts take more than FP8 matmuls save"
+    return True, "MEASURE FIRST", "the range, or a pair near it, has both, a gain and a loss"

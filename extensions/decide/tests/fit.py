@@ -1,21 +1,28 @@
 """Fit the estimate to published pairs, and say how wrong it is on unseen sources.
 
-    python -m extensions.decide.tests.fit    # writes fitted.json and left_out.png
+    python -m extensions.decide.tests.fit    # writes fitted.yaml and left_out.png
+
+A pair has training speeds in bf16 and FP8 that others measured side by side: speedups.yaml.
 
 Exit code: 0.
 """
 
 import json
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import yaml
 from matplotlib.axes import Axes
 
 from analysis.plots.style import GREY, finding, plot, to_png
 from extensions.decide.answer import FITTED
-from extensions.decide.pairs import HERE, read
-from extensions.decide.step import Training, parts
+from extensions.decide.step import parts
+from models.flops import Sizes
+from models.gpus import GPUS, find
 
+HERE = Path(__file__).parents[1]
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
 # Of three factors: how much longer an FP8 matmul takes with scales of rows, the bytes moved for
@@ -24,35 +31,55 @@ INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
 # by as much again (the first: by a whole matmul); a pair may be wrong by 5 %.
 PRIOR, SPREAD, NOISE = np.array([0, 5, 1]), np.array([1, 5, 1]), 0.05
 PARTS = ["fp8_able", "rest", "cast"]
-EXTENTS = ["parameters", "sequence", "tokens"]
+EXTENTS = ["parameters", "seq_len", "step_tokens"]
+# What an answer says of a pair, or sorts pairs by
+SHOWN = ["name", "model", "stack", "scaling", "gpu", "chip", "billions", "speed_up", "source"]
 
 
-def calibrates(pair: Training) -> bool:
-    """Whether it is fair, and as the recipes are; these are not split by tensor parallelism."""
-    alike = (pair.stack, pair.kind, pair.tensor_parallel) == ("torchao", "dense", 1)
-    known = pair.sizes and pair.batch and pair.sequence and pair.gpu
-    converts = pair.scaling in ("tensorwise", "rowwise")
-    return alike and known and converts and pair.fairness != "doubtful"
+@cache
+def content() -> dict:
+    """Read speedups.yaml, where its fields are explained."""
+    return yaml.load((HERE / "speedups.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
+def published() -> pd.DataFrame:
+    """List all pairs, with FP8's speed over bf16's as `speed_up`.
+
+    `gpu` is a key of `GPUS`; it and `chip` are NaN where they are not known.
+    """
+    table = pd.DataFrame([content()["absent"] | pair for pair in content()["pairs"]])
+    table["gpu"] = [find(gpu) for gpu in table.gpu]
+    ratio = table.ratio.fillna(table.fp8 / table.bf16)
+    return table.assign(
+        chip=table.gpu.map({name: gpu.chip for name, gpu in GPUS.items()}),
+        parameters=table.billions * 1e9,
+        step_tokens=table.batch * table.seq_len,
+        speed_up=ratio.where(~table.lower_is_better, 1 / ratio),
+    )
 
 
 def calibrating() -> pd.DataFrame:
     """List the pairs that calibrate, with the rooflines of their `PARTS`, and origins.
 
-    What is left out together has one origin: a repository, or a site's page.
+    They are fair, as the recipes are, and not split by tensor parallelism. What is left out
+    together has one origin: a repository, or a site's page.
     """
-    pairs = [pair for pair in read() if calibrates(pair)]
-    table = pd.DataFrame(map(vars, pairs))
-    table[PARTS] = list(map(parts, pairs))
-    table[EXTENTS] = [[getattr(pair, name) for name in EXTENTS] for pair in pairs]
-    table["chip"] = [pair.chip for pair in pairs]
+    table, models = published(), content()["models"]
+    alike = (table["stack"] == "torchao") & (table.kind == "dense") & (table.tensor_parallel == 1)
+    known = table.model.isin(models) & table.gpu.notna() & (table.step_tokens > 0)
+    fair = table.scaling.isin(["tensorwise", "rowwise"]) & (table.fairness != "doubtful")
+    table = table[alike & known & fair].assign(frozen=0)
+    table["sizes"] = [Sizes(**models[model]) for model in table.model]
+    table[PARTS] = [parts(pair) for pair in table.itertuples()]
     origin = table.source.str.extract(r"(github\.com/[^/, ]+/[^/, ]+|[^, ]+)", expand=False)
     return table.assign(origin=origin)
 
 
-def fit(pairs: pd.DataFrame) -> dict[str, list[float]]:
+def fit(pairs: pd.DataFrame) -> list[list[float]]:
     """Fit three factors by least squares: the seconds of an FP8 step are linear in all of them.
 
-    A source's pairs weigh as the root of their number. Returns the factors of `PARTS` by scaling.
+    A source's pairs weigh as the root of their number. Returns the factors of `PARTS` in steps of
+    tensorwise and rowwise FP8, and of bf16.
     """
     alike = pairs.groupby("origin").origin.transform("size")
     within = NOISE * (pairs.fp8_able + pairs.rest) / pairs.speed_up * alike**0.5
@@ -61,17 +88,13 @@ def fit(pairs: pd.DataFrame) -> dict[str, list[float]]:
     left = np.hstack([np.diag(1 / SPREAD), terms / within.to_numpy()])
     right = np.concatenate([PRIOR / SPREAD, (half - pairs.fp8_able * less) / within])
     rowwise, cast, rest = np.linalg.lstsq(left.T, right)[0].round(3).tolist()
-    return {
-        "bf16": [1, rest, 0],
-        "tensorwise": [0.5, rest, cast],
-        "rowwise": [0.5 + rowwise / 2, rest, cast],
-    }
+    return [[0.5, rest, cast], [0.5 + rowwise / 2, rest, cast], [1, rest, 0]]
 
 
-def predict(pairs: pd.DataFrame, factors: dict) -> pd.Series:
+def predict(pairs: pd.DataFrame, factors: list[list[float]]) -> pd.Series:
     """Predict the speed-up of each pair."""
-    step = pairs[PARTS] @ pd.DataFrame(factors, index=PARTS)
-    return step.bf16 / step.rowwise.where(pairs.scaling == "rowwise", step.tensorwise)
+    tensorwise, rowwise, bf16 = (pairs[PARTS] @ factors_of for factors_of in factors)
+    return bf16 / tensorwise.where(pairs.scaling == "tensorwise", rowwise)
 
 
 def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
@@ -100,23 +123,37 @@ def half_width(unseen: pd.DataFrame) -> float:
     return round(unseen.error.quantile(INSIDE, "higher"), 4)
 
 
+def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> dict:
+    """Give the factors of ranges, [value, low, high]: of a speed-up, and of the seconds that each
+    of `PARTS` adds to a step, by recipe."""
+    within = np.exp([0, -half_width, half_width])
+    step_s = np.array(factors)[:, None] / np.array(pace)[:, None]
+    step_s[:2] *= within[:, None]  # bf16 has no speed-up
+    return {"speedup": within.tolist(), "step_s": step_s.tolist()}
+
+
 def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> dict:
-    """Give what fitted.json holds."""
+    """Give what fitted.yaml holds, to nine digits, which are the same on every machine."""
     factors, told = fit(pairs), pairs[pairs.unit == "tok/s/gpu"]
-    pace = told[PARTS] @ factors["bf16"] * told.bf16 / told.tokens
-    return {
-        "factors": factors,
-        "half_width": half_width(unseen),
-        # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
-        "pace": pace.quantile([0.5, 0.9, 0.1]).round(3).tolist(),
+    # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
+    pace = told[PARTS] @ factors[2] * told.bf16 / told.step_tokens
+    paces, width = pace.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
+    every = published()
+    known = every.chip.notna() & (every.billions > 0)
+    shown = every[known & (every.kind == "dense") & (every.fairness != "doubtful")]
+    found = {
+        "fitted_to": f"{len(pairs)} torchao pairs of {len(every)}",
+        "sources": unseen.origin.nunique(),
+        "half_width": width,
+        "mean_error": unseen.error.mean(),
+        "inside": int(unseen.inside.sum()),
+        "ranges": [ranges(factors, paces, width), ranges(factors, paces, 2 * width)],
         "chips": sorted(set(pairs.chip)),
         "covered": limits(pairs, OUTSIDE) | {"frozen": [0, 0]},
         "answered": limits(pairs, REFUSED),
-        "pairs": len(pairs),
-        "sources": unseen.origin.nunique(),
-        "mean_error": round(unseen.error.mean(), 4),
-        "inside": int(unseen.inside.sum()),
+        "pairs": shown[SHOWN].to_dict("records"),
     }
+    return json.loads(json.dumps(found), parse_float=lambda digits: float(f"{float(digits):.9g}"))
 
 
 @plot
@@ -133,5 +170,7 @@ def drawn(axes: Axes, unseen: pd.DataFrame) -> None:
 if __name__ == "__main__":
     pairs = calibrating()
     unseen = left_out(pairs)
-    FITTED.write_text(json.dumps(fitted(pairs, unseen), indent=1) + "\n", encoding="utf-8")
+    kept = fitted(pairs, unseen)
+    text = yaml.safe_dump(kept, default_flow_style=None, sort_keys=False, width=999)
+    FITTED.write_text(text, encoding="utf-8")
     (HERE / "left_out.png").write_bytes(to_png(drawn(unseen)))

