@@ -15,16 +15,13 @@ n_kv_heads=, head_dim=, hidden_dim=, vocab_size=).
     --recompute     activations: none or full (default: none, if it fits so)
     --freeze        layers that are not trained, e.g. w1 w2 w3
 
-Ranges are [value, low, high]. It is an estimate from training speeds that others measured:
-extensions/decide/README.md.
+It is an estimate from training speeds that others measured: extensions/decide/README.md.
 
 Exit codes: 0 for every answer, 2 for bad input.
 """
 
 import json
 from argparse import Namespace
-
-import yaml
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.decide.answer import estimate
@@ -36,6 +33,8 @@ PARALLEL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
     "out --tensor-parallel, and measure"
 )
+RANGE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
+PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
 POWERS = str.maketrans({"k": "e3", "m": "e6", "b": "e9", "t": "e12"})
 
 
@@ -52,7 +51,7 @@ def read(argv: list[str] | None) -> Namespace:
     parser = CommandLine("extensions.decide", __doc__)
     add = parser.add_argument
     add("model", nargs="+")
-    add("--gpu", type=find, choices=GPUS, required=True)
+    add("--gpu", type=gpu, choices=GPUS, required=True)
     for flag, reader, default in (
         ("--gpus", whole, 1),
         ("--batch", whole, 1),
@@ -80,6 +79,11 @@ def read(argv: list[str] | None) -> Namespace:
     return asked
 
 
+def gpu(text: str) -> str:
+    """Read a GPU's name, whose key in `GPUS` is returned."""
+    return find(text) or text
+
+
 def number(text: str) -> float:
     """Read `300`, `100k` or `1.5T`, more than 0 and finite. Raises ValueError."""
     value = float(text.lower().translate(POWERS))
@@ -96,11 +100,16 @@ def whole(text: str) -> int:
 
 
 def text(answer: dict) -> str:
-    """Write what is known of an answer: a sentence, and YAML with three digits of each number."""
-    short = json.loads(json.dumps(answer), parse_float=lambda digits: float(f"{float(digits):.3g}"))
-    first = f"{short.pop('verdict')}: {short.pop('why')}\n"
-    known = {name: value for name, value in short.items() if value}
-    return first + yaml.safe_dump(known, sort_keys=False, default_flow_style=None, width=999)
+    """Write what is known of an answer, a line each."""
+    lines = ["{verdict}: {why}".format(**answer)]
+    for name, value in answer.items():
+        if isinstance(value, dict):
+            lines += [RANGE.format(name, key, *of) for key, of in value.items() if of]
+        elif isinstance(value, list):
+            lines += [PAIR.format(**pair) for pair in value]
+        elif value and name not in ("verdict", "why"):
+            lines.append(f"{name:<12}{value}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ MEASURE = (
     ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
     "rowwise_fp8_compiled --seeds 3 --overlay no_recompute training.steps=60 "
     "training.local_batch_size={asked.batch} training.seq_len={asked.seq_len} "
-    "activation_checkpoint.mode={asked.recompute} sharded.processes={processes} "
+    "activation_checkpoint.mode={asked.recompute}{several} "
     "model.sizes.dim={asked.sizes.dim} model.sizes.n_layers={asked.sizes.n_layers} "
     "model.sizes.n_heads={asked.sizes.n_heads} model.sizes.n_kv_heads={asked.sizes.n_kv_heads} "
     "model.sizes.hidden_dim={asked.sizes.hidden_dim} "
@@ -53,7 +53,8 @@ def estimate(asked) -> dict:
     far = beyond(asked, facts["answered"])
     known, verdict, why = judge(asked.gpu, needed, far, [*speedup[0], *measured])
     minutes = 9 * (step_s[2, 2] + 1.5)  # nine runs of 60 bf16 steps, and their start
-    command = MEASURE.format(asked=asked, processes=min(asked.gpus, 8), minutes=minutes)
+    several = f" sharded.processes={min(asked.gpus, 8)}" if asked.gpus > 1 else ""  # on a node
+    command = MEASURE.format(asked=asked, several=several, minutes=minutes)
     hours = known * step_s * asked.steps / 3600
     return {
         "verdict": verdict,
@@ -66,7 +67,7 @@ def estimate(asked) -> dict:
         "nearest": near,
         "recompute": way,
         "fitted_to": facts["fitted_to"],
-        "outside": outside,
+        "outside": ", ".join(outside) or None,
         "measure": command if verdict == "MEASURE FIRST" else None,
     }
 

@@ -48,4 +48,7 @@ def named(name: str) -> dict:
         return KNOWN["models"][KNOWN["names"][short]]
     model = recipes.load(name).config.model
     own = {size: value for size, value in vars(model.sizes).items() if value}
-    return KNOWN["models"][model.flavor] | own
+    known = dict(KNOWN["models"][model.flavor])
+    if "dim" in own:
+        del known["hidden_dim"]  # follows from another dim: the recipe has to say it
+    return known | own
