@@ -57,10 +57,10 @@ def test_parameters_and_flops(flavor, parameters, without_embedding, attention):
 
 
 @pytest.mark.slow
-def test_its_compiled_graph_has_the_gradients_of_eager_code(flavors):
+def test_its_compiled_graph_has_the_gradients_of_eager_code(train):
     """The code that inductor makes of such a graph is that of tests/training/test_gradients.py."""
     keys = ["model.flavor=qwen3-cpu", "compile.backend=aot_eager"]
-    compare_gradients("tensorwise_fp8_compiled", *keys)
+    compare_gradients(train, "tensorwise_fp8_compiled", *keys)
 
 
 def test_sizes_of_a_recipe_replace_those_of_a_flavor():
