@@ -57,7 +57,11 @@ def test_both_are_what_plain_operators_cast(low, dtype, shape, values):
     scale = amax_to_scale(x.abs().amax(), low)
     expected = to_fp8_saturated(x.float() * scale, low)
     by_rows, by_columns, inverse = cast_both(x, low)
-    for made, right in (by_rows, expected), (by_columns.t(), expected), (inverse.squeeze(), 1 / scale):
+    for made, right in (
+        (by_rows, expected),
+        (by_columns.t(), expected),
+        (inverse.squeeze(), 1 / scale),
+    ):
         torch.testing.assert_close(made.float(), right.float(), rtol=0, atol=0, equal_nan=True)
     assert by_rows.is_contiguous() and by_columns.is_contiguous()
 
