@@ -13,7 +13,7 @@ afterwards, which is one more pass over each.
 
 Results equal torchao's to the last bit, except where magnitudes exceed 1e38: scales of rows leave
 float32's range there in another order. Read from top to bottom: kernel, casts, the three matmuls of
-a layer, the layer, scales of rows. No GPU has timed them yet.
+a layer, the layer, scales of rows, and how they get into a model. No GPU has timed them yet.
 """
 
 import torch
@@ -45,7 +45,8 @@ def cast_and_transpose(
     # Each program finds the largest anew, from the cache: 8 KB of 4,096 rows. Bits of numbers
     # without a sign are in the order of the numbers, and NaNs are above all.
     stretch: tl.constexpr = 8 * TILE
-    i, bits = tl.arange(0, stretch), tl.zeros([stretch], tl.int32)
+    i = tl.arange(0, stretch)
+    bits = tl.zeros([stretch], tl.int32)
     for begin in range(0, m, stretch):
         some = tl.load(maxima + begin + i, mask=i < m - begin, other=0).to(tl.float32)
         bits = tl.maximum(bits, some.to(tl.int32, bitcast=True))
@@ -53,11 +54,13 @@ def cast_and_transpose(
     scale = (MOST / tl.where(amax < 1e-12, 1e-12, amax)).to(tl.float32)  # torchao's amax_to_scale
     tl.store(inverse, tl.div_rn(1.0, scale))  # the same from all programs
 
-    top, left = tl.program_id(1) * TILE, tl.program_id(0) * TILE
+    top = tl.program_id(1) * TILE
+    left = tl.program_id(0) * TILE
     i = tl.arange(0, TILE)
     down, across = i[:, None], i[None, :]
     inside = (down < m - top) & (across < n - left)
-    begin, at = top.to(tl.int64) * n + left, down * n + across
+    begin = top.to(tl.int64) * n + left
+    at = down * n + across
     # No product exceeds MOST but by float32's rounding, which FP8's rounding takes back.
     scaled = tl.load(x + begin + at, mask=inside).to(tl.float32) * scale
     value = scaled.to(low.dtype.element_ty)
@@ -74,7 +77,8 @@ def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
     """x: (m, n), contiguous; maxima: (m,). Returns (m, n) and (n, m) in FP8, and (1,)."""
     m, n = x.shape
     low = torch.empty_like(x, dtype=dtype)
-    transposed, inverse = low.new_empty(n, m), x.new_empty(1, dtype=torch.float32)
+    transposed = low.new_empty(n, m)
+    inverse = x.new_empty(1, dtype=torch.float32)
     squares = (triton.cdiv(n, TILE), triton.cdiv(m, TILE))
     most = torch.finfo(dtype).max
     wrap_triton(cast_and_transpose)[squares](
