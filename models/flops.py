@@ -61,6 +61,10 @@ class Dense:
         norms += 2 * self.n_layers * self.head_dim * self.qk_norm
         return linears + norms + embedding(self)
 
+    def idle(self) -> int:
+        """Count the parameters that a token does not meet; a dense model has none."""
+        return 0
+
     def describe(self) -> str:
         """Say how large the model is."""
         return f"{count(self.parameters())} parameters"
@@ -74,7 +78,7 @@ class Dense:
         figures made with it carry the word.
         """
         attention = self.n_layers * q_dim(self) * seq_len
-        weights = self.parameters() - embedding(self)
+        weights = self.parameters() - embedding(self) - self.idle()
         return 6 * weights + (6 if causal else 12) * attention
 
     def kept_features(self, recomputed: bool, in_fp8: bool) -> int:

@@ -3,44 +3,38 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FLOAT8 = "quantize.linear.float8"
-
 
 @dataclass
 class Keys:
     """The section `fast_layer` of a recipe."""
 
     enable: bool = True
-    """Cast and multiply as extensions/fast_layer/layer.py; false, and where FP8 is emulated: as
-    torchao."""
+    """Cast and multiply as extensions/fast_layer/layer.py; false, on a CPU, and where FP8 is
+    emulated: as torchao."""
 
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that leave the layer nothing to do."""
     keys = config.quantize.linear.float8
-    if keys.recipe_name and not keys.enable_fsdp_float8_all_gather:
-        return
-    if config.fast_layer.enable:
+    if config.fast_layer.enable and (
+        keys.recipe_name is None or keys.enable_fsdp_float8_all_gather
+    ):
         yield (
             "fast_layer.enable",
-            f"needs {FLOAT8}.recipe_name, and casts weights itself: "
-            f"set that, and {FLOAT8}.enable_fsdp_float8_all_gather to false, or this to false",
+            "casts weights itself: set quantize.linear.float8.recipe_name, and "
+            "enable_fsdp_float8_all_gather there to false, or this to false",
         )
 
 
 def convert(model, plan) -> None:
-    """Swap linear layers for torchao's as the core does, and these, or their matmul, for ours."""
-    from extensions.fast_layer import layer as fast
-    from models import float8
+    """Swap linear layers for torchao's as the core does, and on a GPU these, or their matmul, for
+    ours."""
+    from extensions.fast_layer.layer import speed_up
+    from models import device, float8
 
     float8.convert(model, plan)
-    if not plan.config.fast_layer.enable or plan.fp8.emulated:
-        return
-    if plan.fp8.scaling.by_rows:
-        fast.float8_ops.addmm_float8_unwrapped = fast.multiply_by_rows  # of all layers
-        return
-    for layer in float8.converted_modules(model).values():
-        layer.__class__ = fast.FastFloat8Linear  # torchao's conversion knows no class but its own
+    if device.TYPE == "cuda" and plan.config.fast_layer.enable and not plan.fp8.emulated:
+        speed_up(model, plan.fp8.scaling.by_rows)
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:

@@ -13,22 +13,24 @@ afterwards, which is one more pass over each.
 
 Results equal torchao's to the last bit, except where magnitudes exceed 1e38: scales of rows leave
 float32's range there in another order. Read from top to bottom: kernel, casts, the three matmuls of
-a layer, the layer, scales of rows. No GPU has timed them yet.
+a layer, the layer, scales of rows, and how they get into a model. No GPU has timed them yet.
 """
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import triton_op, wrap_triton
 from torch.utils.weak import WeakTensorKeyDictionary
 from torchao.float8 import float8_ops
 from torchao.float8.config import e4m3_dtype, e5m2_dtype
 from torchao.float8.float8_linear import Float8Linear
 
+from models.float8 import converted_modules
+
 # ---- one kernel for both casts ----
 
-TILE, WARPS = 128, 8  # a row of a square is 128 bytes of FP8, all of a cache line
+TILE = 128  # a row of a square is 128 bytes of FP8, all of a cache line
 
 
 @triton.jit
@@ -43,7 +45,8 @@ def cast_and_transpose(
     # Each program finds the largest anew, from the cache: 8 KB of 4,096 rows. Bits of numbers
     # without a sign are in the order of the numbers, and NaNs are above all.
     stretch: tl.constexpr = 8 * TILE
-    i, bits = tl.arange(0, stretch), tl.zeros([stretch], tl.int32)
+    i = tl.arange(0, stretch)
+    bits = tl.zeros([stretch], tl.int32)
     for begin in range(0, m, stretch):
         some = tl.load(maxima + begin + i, mask=i < m - begin, other=0).to(tl.float32)
         bits = tl.maximum(bits, some.to(tl.int32, bitcast=True))
@@ -51,18 +54,17 @@ def cast_and_transpose(
     scale = (MOST / tl.where(amax < 1e-12, 1e-12, amax)).to(tl.float32)  # torchao's amax_to_scale
     tl.store(inverse, tl.div_rn(1.0, scale))  # the same from all programs
 
-    top, left = tl.program_id(1) * TILE, tl.program_id(0) * TILE
+    top = tl.program_id(1) * TILE
+    left = tl.program_id(0) * TILE
     i = tl.arange(0, TILE)
     down, across = i[:, None], i[None, :]
     inside = (down < m - top) & (across < n - left)
     begin = top.to(tl.int64) * n + left
-    scaled = tl.load(x + begin + down * n + across, mask=inside).to(tl.float32) * scale
-    # Comparisons leave NaN as it is. tl.clamp with PropagateNan.ALL would too, but then Triton may
-    # write garbage into a transposed FP8 store (triton issue 11111).
-    scaled = tl.where(scaled > MOST, MOST, scaled)
-    scaled = tl.where(scaled < -MOST, -MOST, scaled)
+    at = down * n + across
+    # No product exceeds MOST but by float32's rounding, which FP8's rounding takes back.
+    scaled = tl.load(x + begin + at, mask=inside).to(tl.float32) * scale
     value = scaled.to(low.dtype.element_ty)
-    tl.store(low + begin + down * n + across, value, mask=inside)
+    tl.store(low + begin + at, value, mask=inside)
     inside = (down < n - left) & (across < m - top)
     begin = left.to(tl.int64) * m + top
     tl.store(transposed + begin + down * m + across, tl.trans(value), mask=inside)
@@ -74,12 +76,13 @@ def cast_and_transpose(
 def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """x: (m, n), contiguous; maxima: (m,). Returns (m, n) and (n, m) in FP8, and (1,)."""
     m, n = x.shape
-    low, transposed = x.new_empty((m, n), dtype=dtype), x.new_empty((n, m), dtype=dtype)
+    low = torch.empty_like(x, dtype=dtype)
+    transposed = low.new_empty(n, m)
     inverse = x.new_empty(1, dtype=torch.float32)
     squares = (triton.cdiv(n, TILE), triton.cdiv(m, TILE))
     most = torch.finfo(dtype).max
     wrap_triton(cast_and_transpose)[squares](
-        x, maxima, low, transposed, inverse, m, n, most, TILE=TILE, num_warps=WARPS
+        x, maxima, low, transposed, inverse, m, n, most, TILE, num_warps=8
     )
     return low, transposed, inverse
 
@@ -90,8 +93,7 @@ def cast_twice(x: Tensor, maxima: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 def cast_both(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Cast x, (m, n), by the kernel. Returns it in FP8, (m, n) and (n, m), and 1 / scale, by which
     a matmul multiplies."""
-    low, transposed, inverse = cast_twice(x.contiguous(), x.abs().amax(1), dtype)
-    return low, transposed, inverse.squeeze()
+    return cast_twice(x.contiguous(), x.abs().amax(1), dtype)
 
 
 _casts = WeakTensorKeyDictionary()  # of inputs, as long as they live
@@ -104,7 +106,7 @@ def cast_input(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     see that the kernel's launches are the same.
     """
     if x not in _casts:
-        _casts[x] = cast_both(x.reshape(-1, x.shape[-1]), e4m3_dtype)
+        _casts[x] = cast_both(x.flatten(0, -2), e4m3_dtype)
     return _casts[x]
 
 
@@ -126,32 +128,29 @@ class _Fp8Matmuls(torch.autograd.Function):
         x8, x8_by_columns, x_inverse = cast_input(x)
         w8, w8_by_columns, w_inverse = cast_both(weight, e4m3_dtype)
         ctx.save_for_backward(x8_by_columns, x_inverse, w8_by_columns, w_inverse)
-        ctx.shape = x.shape
         out = multiply(x8, w8, x_inverse, w_inverse, dtype=x.dtype, fast=True)
-        return out.reshape(*x.shape[:-1], -1)
+        return out.unflatten(0, x.shape[:-1])
 
     @staticmethod
     def backward(ctx, gradient):
         x8, x_inverse, w8, w_inverse = ctx.saved_tensors
-        g = gradient.reshape(-1, gradient.shape[-1])  # (tokens, out_features)
+        g = gradient.flatten(0, -2)  # (tokens, out_features)
         g8, g8_by_columns, inverse = cast_both(g, e5m2_dtype)
         to_input = multiply(g8, w8, inverse, w_inverse, dtype=g.dtype)
         to_weight = multiply(g8_by_columns, x8, inverse, x_inverse, dtype=g.dtype)
-        return to_input.reshape(ctx.shape), to_weight
+        return to_input.unflatten(0, gradient.shape[:-1]), to_weight
 
 
 # ---- the layer ----
 
 
 class FastFloat8Linear(Float8Linear):
-    """torchao's layer with one scale for each tensor, whose matmuls on a GPU are those above."""
+    """torchao's layer with one scale for each tensor, whose matmuls are those above."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in_features); the output has its dtype, or autocast's."""
-        if not x.is_cuda:
-            return super().forward(x)
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        if torch.is_autocast_enabled("cuda"):
+            x = x.to(torch.get_autocast_dtype("cuda"))
         return _Fp8Matmuls.apply(x, self.weight)
 
 
@@ -160,25 +159,27 @@ class FastFloat8Linear(Float8Linear):
 _torchaos = float8_ops.addmm_float8_unwrapped
 
 
-def multiply_by_rows(
-    left, left_scale, right, right_scale, dtype, use_fast_accum=False, **keys
-) -> Tensor:
-    """Compute left @ right as torchao's function of the same arguments, and scale rows and columns
-    within the matmul."""
-    if use_fast_accum or not takes_row_scales(left):
-        keys["use_fast_accum"] = use_fast_accum
-        return _torchaos(left, left_scale, right, right_scale, dtype, **keys)
+def multiply_by_rows(*operands, **keys) -> Tensor:
+    """Multiply as torchao's function of the same arguments, and scale rows and columns within the
+    matmul."""
+    if keys["use_fast_accum"]:
+        return _torchaos(*operands, **keys)
+    left, left_scale, right, right_scale, dtype = operands
     rows = left_scale.reciprocal().flatten()[:, None]  # whose strides the operator checks
     columns = right_scale.reciprocal().flatten()[None]
     return torch._scaled_mm(left, right, rows, columns, out_dtype=torch.bfloat16).to(dtype)
 
 
-def takes_row_scales(x: Tensor) -> bool:
-    """Whether a matmul without fast accumulation is given scales of rows.
+# ---- a converted model ----
 
-    On Hopper cuBLASLt takes them from CUDA 12.9 on (pytorch pull request 157905). On other GPUs a
-    slow kernel of CUTLASS would run.
-    """
-    if not x.is_cuda:
-        return True
-    return torch.cuda.get_device_capability()[0] == 9 and float(torch.version.cuda) >= 12.9
+
+def speed_up(model: nn.Module, by_rows: bool) -> None:
+    """Put ours in place of torchao's layers, or of their matmul where cuBLASLt takes scales of
+    rows."""
+    if not by_rows:
+        for layer in converted_modules(model).values():
+            layer.__class__ = FastFloat8Linear  # torchao's conversion knows no class but its own
+    # Without fast accumulation: on Hopper from CUDA 12.9 on (pytorch pull request 157905).
+    # Elsewhere a slow kernel of CUTLASS would run.
+    elif torch.cuda.get_device_capability()[0] == 9 and float(torch.version.cuda) >= 12.9:
+        float8_ops.addmm_float8_unwrapped = multiply_by_rows  # of all layers

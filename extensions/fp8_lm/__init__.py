@@ -40,12 +40,11 @@ class Keys:
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that contradict the states."""
-    dtype = config.training.dtype
-    if config.fp8_lm.states and dtype != "bfloat16":
+    if config.fp8_lm.states and config.training.dtype != "bfloat16":
         yield (
             "fp8_lm.states",
-            f"has master weights of bf16 parameters, and training.dtype is {dtype}; set that to "
-            "bfloat16, or choose a recipe without fp8_lm",
+            "has master weights of bf16 parameters: set training.dtype to bfloat16, or choose a "
+            "recipe without fp8_lm",
         )
 
 
@@ -89,22 +88,33 @@ def build_optimizers(config, model_parts: list, *others):
     if not config.fp8_lm.states:
         return optimizer.build_optimizers(model_parts, *others)
     keys = config.optimizer
-    dtypes = {name: getattr(torch, dtype) for name, dtype in asdict(config.fp8_lm.states).items()}
+    dtypes = asdict(config.fp8_lm.states)
     settings = {
         "lr": keys.lr,
         "betas": (keys.beta1, keys.beta2),
         "eps": keys.eps,
         "weight_decay": keys.weight_decay,
-        "dtypes": dtypes,
+        "dtypes": {name: getattr(torch, dtype) for name, dtype in dtypes.items()},
     }
     return optimizer.OptimizersContainer(model_parts, AdamWFp8LM, settings)
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
     """Estimate the bytes of these states on each device."""
-    from models import flops
+    from models.flops import ITEMSIZE
 
     if not config.fp8_lm.states:
         return {}
-    states = sum(flops.ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
+    states = sum(ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
     return {"optimizer": args.parameters() * states / shards}
+
+
+def notes(trainer) -> list[str]:
+    """Say if values of the states were beyond the range of their dtype."""
+    clamped = int(getattr(trainer.optimizers.optimizers[0], "clamped", 0))
+    if not clamped:
+        return []
+    return [
+        f"{clamped} values of the optimizer's states were beyond the range of their dtype and "
+        "became its largest (on rank 0, since the process started)"
+    ]

@@ -20,7 +20,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 BLOCK = 256  # gradients that share a scale
 _E4M3 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_E4M3).max
-_SMALLEST_STEP = torch.finfo(torch.float32).tiny  # a block of zeros must not divide by 0
 
 
 def send_in_fp8(model: nn.Module) -> None:
@@ -59,7 +58,8 @@ def encode(rows: Tensor) -> Tensor:
     """
     padding = -rows.shape[1] % BLOCK
     blocks = (F.pad(rows, (0, padding)) if padding else rows).unflatten(1, (-1, BLOCK))
-    steps = (torch.linalg.vector_norm(blocks, torch.inf, -1) / _LARGEST).clamp(min=_SMALLEST_STEP)
+    steps = torch.linalg.vector_norm(blocks, torch.inf, -1) / _LARGEST
+    steps.clamp_(min=torch.finfo(torch.float32).tiny)  # a block of zeros must not divide by 0
     values = (blocks / steps.unsqueeze(-1)).to(_E4M3).flatten(1)
     return torch.cat([values.view(torch.uint8), steps.view(torch.uint8)], 1)
 

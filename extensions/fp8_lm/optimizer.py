@@ -34,6 +34,7 @@ class AdamWFp8LM(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, dtypes: dict[str, torch.dtype], **keys):
         self.dtypes = dtypes
+        self.clamped = 0  # values of states, on this rank, that became their dtype's largest
         super().__init__(params, keys)
 
     @torch.no_grad()
@@ -131,11 +132,12 @@ class AdamWFp8LM(torch.optim.Optimizer):
             )
             for name, value in values.items():
                 most = SCALED.get(self.dtypes[name], math.inf)
-                stored[name][chunk] = value.mul_(scales[name]).clamp_(-most, most)
+                self.clamped += (value.mul_(scales[name]).abs() > most).sum()
+                stored[name][chunk] = value.clamp_(-most, most)
             weights[chunk] = stored["master_weights"][chunk].float() / scales["master_weights"]
         state["step"] += 1
         for name, scale in scales.items():
-            state[f"{name}_scale"].copy_(scale)
+            state[f"{name}_scale"] = scale
 
 
 def _scale(bound: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,16 +6,15 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.comparison import Comparison
+from analysis.plots.bars import completed_runs
 from analysis.table import proofs
 
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:
     """Average each recipe's final loss, and say how far that is from the reference's."""
-    table = pd.DataFrame()
-    for recipe, runs in comparison.completed.items():
-        table.loc[recipe, "final loss"] = sum(run.final_loss for run in runs) / len(runs)
-    table["difference"] = table["final loss"] - table.loc[comparison.reference, "final loss"]
-    return table
+    losses = completed_runs(comparison).groupby(level=0)["final_loss"].mean()
+    apart = losses - losses[comparison.reference]
+    return pd.DataFrame({"final loss": losses, "difference": apart})
 
 
 def kept_bytes(comparison: Comparison) -> pd.Series:
@@ -47,13 +46,13 @@ def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
     facts = {recipe: runs[0].facts for recipe, runs in comparison.completed.items()}
     table = pd.DataFrame(facts, [*DTYPES]).T.rename(columns=DTYPES)
-    table = table.fillna({"master weights": "none"}).replace({"float8_e4m3fn": "E4M3"})
+    table = table.replace({"float8_e4m3fn": "E4M3"})
     for moment in ("first moment", "second moment"):  # torch's AdamW has them in the parameters'
         table[moment] = table[moment].fillna(table["parameters"])
     table["bytes"] = kept_bytes(comparison)
     table = table.join(final_losses(comparison))
-    table["FP8-LM"] = pd.Series(FP8_LM_LOSS).reindex(table.index, fill_value="")
-    return table
+    table["FP8-LM"] = pd.Series(FP8_LM_LOSS)
+    return table.fillna({"master weights": "none", "FP8-LM": ""})
 
 
 # ---- gradients, optimizer states and all-gather in FP8 beside bf16 ----
@@ -75,8 +74,7 @@ def levels(comparison: Comparison) -> pd.DataFrame:
     sent = {"sharded.gathered_bytes": "weights, MB", "sharded.reduced_bytes": "gradients, MB"}
     table = proofs(comparison)[[*sent]].rename(columns=sent) / 1e6
     both = table.sum(axis=1)
-    more = 100 * both / both[comparison.reference] - 100
-    table["sent, to bf16"] = more.map("{:+.0f} %".format)
+    table["sent, to bf16"] = (both / both[comparison.reference] - 1).map("{:+.0%}".format)
     table["bytes a parameter"] = kept_bytes(comparison)
     return table.join(final_losses(comparison))
 

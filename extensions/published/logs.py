@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.newest import ROOT, NothingToShow
-from analysis.runs import Run, steps_table
+from analysis.runs import Run
 from analysis.study import Study, StudyError, StudyFile
-from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, Timing, Window
+from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, Timing
 from models.gpus import GPUS
 
 FOLDER = ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
@@ -25,7 +25,6 @@ RECIPES = {
     "fp8-rowwise-compile": "rowwise_fp8_compiled",
     "fp8-tensorwise-compile": "tensorwise_fp8_compiled",
 }
-SCALINGS = {"rowwise_fp8_compiled": "rowwise", "tensorwise_fp8_compiled": "tensorwise"}
 
 
 def read_published(folder: Path = FOLDER) -> Study:
@@ -50,18 +49,13 @@ def read_published(folder: Path = FOLDER) -> Study:
 def read_log(path: Path) -> Run:
     """Read a log as a run. Raises `StudyError`."""
     try:
-        lines = pd.read_json(path, lines=True, precise_float=True).astype({"step": int})
-        lines["steps"] = lines["step"].diff().fillna(1).astype(int)
-        lines["elapsed"] = lines["time_delta"].cumsum()
-        windows = [window(line) for line in lines.itertuples()]
-    except (ValueError, KeyError, AttributeError) as error:
+        lines = pd.read_json(path, lines=True, precise_float=True).set_index("step")
+        steps = steps_of(lines)
+    except (ValueError, KeyError) as error:
         raise StudyError(f"{path}: is no log of the published project") from error
     name = path.stem.partition("_2025")[0]  # its time follows
-    recipe = RECIPES.get(name, name)
     manifest = Manifest.model_construct(
-        start=lines["timestamp"][0],
-        float8=SCALINGS.get(recipe),
-        compiled=recipe.endswith("_compiled"),
+        start=lines["timestamp"].iloc[0],
         world_size=1,
         hardware=Hardware.model_construct(type="cuda", name="NVIDIA GH200"),
         peak_flops=GPUS["gh200"],
@@ -70,36 +64,36 @@ def read_log(path: Path) -> Run:
         flops_per_token=51_541_204_992,
         seq_len=4096,
         dataset="of the published project",
-        overlays=[],
         packages={},
         git=Git(commit=None, changes=None),
-        fp8_matmul=None,
     )
-    first = Timing(time_to_first_step_s=lines["elapsed"][0], startup={}, compile_cache="none")
+    first = Timing(time_to_first_step_s=steps["elapsed"][1], startup={}, compile_cache="none")
     return Run(
-        recipe,
+        RECIPES.get(name, name),
         seed="",
         path=path,
         ending="completed",
-        steps=steps_table([windows], {}),
+        steps=steps,
         manifest=manifest,
         timings=[first],
         place="host unknown",
     )
 
 
-def window(line) -> Window:
-    """Make a log window of a line. Its seconds are spread over its steps evenly, and its loss,
+def steps_of(lines: pd.DataFrame) -> pd.DataFrame:
+    """Make `Run.steps` of a log. A line's seconds are spread over its steps evenly, and its loss,
     which is the last step's, stands for all of them."""
-    return Window.model_construct(
-        step=line.step,
-        elapsed_s=line.elapsed,
-        losses=[line.loss] * line.steps,
-        lr=line.learning_rate,
-        tokens_per_s=line.tokens_per_second,
-        valid_tokens_per_s=line.tokens_per_second * line.training_tokens_percentage / 100,
-        step_s=[line.time_delta / line.steps] * line.steps,
-        data_wait_s=[0.0] * line.steps,
-        not_steady=range(NOT_STEADY_STEPS + 1),
-        peak_memory_bytes=math.nan,
+    lines = lines.assign(seconds=lines["time_delta"] / lines.index.diff().fillna(1))
+    steps = lines.reindex(range(1, lines.index[-1] + 1)).bfill()
+    tokens = steps["tokens_per_second"] * steps["seconds"]
+    return steps.assign(
+        process=0,
+        steady=steps.index > NOT_STEADY_STEPS,
+        in_fp8=True,
+        wait=0.0,
+        tokens=tokens,
+        useful=tokens * steps["training_tokens_percentage"] / 100,
+        lr=lines["learning_rate"],
+        elapsed=lines["time_delta"].cumsum(),
+        memory=math.nan,
     )

@@ -36,13 +36,11 @@ def _converts_late(config) -> bool:
     return config.puzzle.optimizer == "before_conversion"
 
 
-def _freeze(model, patterns: list[str] | None) -> None:
-    """Stop training the parameters that shell patterns match.
-
-    Raises `InputError` if a pattern matches nothing.
-    """
+def _freeze(model, config) -> None:
+    """Stop training what `puzzle.freeze` names. Raises `InputError` if a pattern matches
+    nothing."""
     parameters = dict(model.named_parameters())
-    for pattern in patterns or []:
+    for pattern in config.puzzle.freeze or []:
         matched = matching(parameters, pattern)
         if not matched:
             raise InputError(
@@ -68,7 +66,7 @@ def check(plan) -> None:
     from models.architectures import build
 
     with torch.device("meta"):  # parameters by name, no weights
-        _freeze(build(plan.config), plan.config.puzzle.freeze)
+        _freeze(build(plan.config), plan.config)
 
 
 def convert(model, plan) -> None:
@@ -78,7 +76,7 @@ def convert(model, plan) -> None:
     model.plan = plan
     if not _converts_late(plan.config):
         float8.convert(model, plan)
-    _freeze(model, plan.config.puzzle.freeze)
+    _freeze(model, plan.config)
 
 
 def build_optimizers(config, model_parts: list, *others):

@@ -34,26 +34,24 @@ class Qwen3Args(FromRecipe, Qwen3ModelArgs):
 
 @dataclass
 class ExpertsArgs(Qwen3Args):
-    """Arguments of a mixture of experts, three matrices each: a token meets the `top_k` best."""
+    """Arguments of a mixture of experts, three matrices each. A token meets the `top_k` best, which
+    are `hidden_dim` wide together."""
 
     moe_enabled: bool = True
 
     def update_from_config(self, job_config, **kwargs) -> None:
         """Take the recipe's keys. Raises `InputError` for a width that is none of these models'."""
-        keys = job_config.model
-        if keys.sizes.hidden_dim:
-            raise InputError(
-                f"model.sizes.hidden_dim is not of {keys.flavor}, which has experts of one width: "
-                "leave it out"
-            )
+        if job_config.model.sizes.hidden_dim:
+            raise InputError("model.sizes.hidden_dim: experts have one width, leave it out")
         super().update_from_config(job_config, **kwargs)
 
     def block_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of a block's linear layers: experts are none to
         torch."""
-        shapes = super().block_shapes().items()
-        attention = {name: shape for name, shape in shapes if name.startswith("attention.")}
-        return attention | {"moe.router.gate": (self.moe_args.num_experts, self.dim)}
+        shapes = super().block_shapes()
+        for name in ("w1", "w2", "w3"):
+            del shapes[f"feed_forward.{name}"]
+        return shapes | {"moe.router.gate": (self.moe_args.num_experts, self.dim)}
 
     def experts(self, number: int) -> int:
         """Count the parameters of so many experts in each block."""
@@ -71,22 +69,16 @@ class ExpertsArgs(Qwen3Args):
         """Say how large the model is, and how much of it a token meets."""
         return f"{super().describe()} ({count(self.parameters() - self.idle())} active)"
 
-    def flops_per_token(self, seq_len: int, causal: bool = False) -> int:
-        """Count FLOPs of the parameters that a token meets."""
-        return super().flops_per_token(seq_len, causal) - 6 * self.idle()
-
     def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
         """Count the features of a layer that are kept for a token's backward pass.
 
         Experts stay in bf16. Each that a token meets also keeps its input, and in float32 its
         output, for the product with the router's score.
         """
-        met = self.moe_args.top_k
-        dense = replace(self, hidden_dim=met * self.moe_inter_dim)
-        return Qwen3Args.kept_features(dense, recomputed, False) + 3 * met * self.dim
+        return super().kept_features(recomputed, False) + 3 * self.moe_args.top_k * self.dim
 
 
-_PUBLISHED = ("0.6B", "1.7B", "4B", "8B", "14B")
+_DENSE = ("0.6B", "1.7B", "4B", "8B", "14B")
 # The same architecture in seconds a step on two cores; heads together wider than dim as in 0.6B.
 _SMALL = {
     "dim": 256,
@@ -97,13 +89,14 @@ _SMALL = {
     "vocab_size": 4096,
 }
 _A3B = vars(qwen3_args["30B-A3B"])
-FLAVORS = {f"qwen3-{size}": Qwen3Args(**vars(qwen3_args[size])) for size in _PUBLISHED} | {
+FLAVORS = {f"qwen3-{size}": Qwen3Args(**vars(qwen3_args[size])) for size in _DENSE} | {
     "qwen3-30B-A3B": ExpertsArgs(**_A3B),
     "qwen3-cpu": Qwen3Args(**_SMALL, hidden_dim=768, enable_weight_tying=True),  # as up to 4B
     # A token meets 2 of 8 experts; they have twice the weights of the attention, as the 8 of 128 of
     # 30B-A3B.
     "qwen3-moe-cpu": ExpertsArgs(
         **_SMALL,
+        hidden_dim=2 * 512,
         moe_inter_dim=512,
         moe_args=replace(_A3B["moe_args"], num_experts=8, top_k=2),
     ),
@@ -143,4 +136,4 @@ ARCHITECTURE = Architecture(Qwen3, FLAVORS)
 # torchtitan counts the tokens of each expert by histc of integers, which only CUDA has.
 _histc = torch.histc
 if device.TYPE == "cpu":
-    torch.histc = lambda x, *args, **keys: _histc(x.float(), *args, **keys).to(x.dtype)
+    torch.histc = lambda x, **keys: _histc(x.float(), **keys).to(x.dtype)

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torchao.float8 import float8_ops
 
 from experiments.config import recipes
@@ -15,6 +14,7 @@ from experiments.training.plan import plan
 from extensions import fast_layer
 from extensions.fast_layer import Keys
 from extensions.fast_layer import layer as fast
+from models import device
 from models.errors import InputError
 from tests import processes
 from tests.models.layers import layer, results
@@ -24,8 +24,11 @@ RECIPES = ["candidate_fast_rowwise", "candidate_fast_tensorwise"]
 FLOAT8 = "quantize.linear.float8"
 
 
-@pytest.fixture(autouse=True)
-def torchaos_again(monkeypatch):
+@pytest.fixture
+def hopper(monkeypatch):
+    monkeypatch.setattr(device, "TYPE", "cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(float8_ops, "addmm_float8_unwrapped", float8_ops.addmm_float8_unwrapped)
 
 
@@ -44,21 +47,16 @@ def ours(recipe: str, dtype=torch.bfloat16, **keys) -> nn.Module:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
-def test_scales_of_rows_within_the_matmul_give_the_same(recipe, dtype):
+def test_scales_of_rows_within_the_matmul_give_the_same(recipe, dtype, hopper):
     torchaos, made = results(layer(recipe, dtype)), ours(recipe, dtype)
     assert float8_ops.addmm_float8_unwrapped is fast.multiply_by_rows
     assert all(map(torch.equal, torchaos, results(made)))
 
 
-@pytest.mark.parametrize(
-    ("capability", "cuda", "takes"),
-    [((9, 0), "13.0", True), ((9, 0), "12.8", False), ((10, 0), "13.0", False)],
-)
-def test_hopper_takes_scales_of_rows(capability, cuda, takes, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    with FakeTensorMode():
-        assert fast.takes_row_scales(torch.empty(1, device="cuda")) == takes
+def test_a_gpu_other_than_hopper_keeps_torchaos_matmul(hopper, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    ours("rowwise")
+    assert float8_ops.addmm_float8_unwrapped is not fast.multiply_by_rows
 
 
 @pytest.mark.slow
@@ -73,7 +71,7 @@ def test_the_kernel_in_tritons_interpreter():
 # ---- recipes ----
 
 
-def test_emulated_fp8_is_torchaos():
+def test_emulated_fp8_is_torchaos(hopper):
     assert type(ours("tensorwise")[0]) is fast.FastFloat8Linear
     assert type(ours("tensorwise", emulate=True)[0]) is type(layer("tensorwise")[0])
 
@@ -99,12 +97,9 @@ def test_memory_counts_what_is_kept_in_fp8():
         assert without.memory_needed == plan(recipes.load("tensorwise_fp8_compiled")).memory_needed
 
 
-KEYS = [*TINY, SMALLEST, "compile.enable=false"]
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_its_recipes_train_on_a_cpu(name, train):
-    recipe = recipes.load(name, ["cpu"], KEYS)
+    recipe = recipes.load(name, ["cpu"], [*TINY, SMALLEST, "compile.enable=false"])
     _, windows = train(recipe.config, 1, recipe)
     assert windows[-1].step == 1
 

@@ -18,12 +18,11 @@ so that sums can exceed 448. `pre`: 1 / ranks, so that none can, but small gradi
 has its own. (The paper lets mu grow again over 1,000 steps, at most to the double, as it is halved
 again there.) `best`: for each parameter the factor of 2^0, 2^-0.5, … 2^-8 with the least error. It
 takes the exact sum to find it: no rule for mu does better.
-
-Exit codes: 0, or 2 for bad input.
 """
 
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
@@ -36,7 +35,7 @@ from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
 from experiments.corpus.rows import Loader
-from experiments.jobs.command import COMPLETED, CommandLine, Stop, leave
+from experiments.jobs.command import Stop
 from experiments.training.plan import Plan, open_data, plan
 from experiments.training.trainer import Trainer, be_alone
 from extensions.fp8_lm.gradients import decode, encode
@@ -47,18 +46,16 @@ _E4M3 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(_E4M3).max
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("extensions.fp8_lm.tests.gradient_sums", __doc__)
-    parser.add_argument("file", nargs="?", type=Path, help="write the results here, as JSON")
-    file = parser.parse_args(argv).file
+def main(*files: str) -> None:
+    """Print the signal to noise by ranks and way, and write it into files as JSON."""
     gradients, sums = real_gradients(plan(recipes.load("baseline", ["cpu"]))), []
     for ranks in RANKS:
         for how, decibels in compare(gradients, ranks).items():
             sums.append({"ranks": ranks, "how": how, "snr_db": decibels})
             print(f"{ranks:3} ranks, {how:7}{decibels:5.1f} dB", flush=True)
-    if file:
-        file.write_text(json.dumps({"torch": torch.__version__, "sums": sums}, indent=1) + "\n")
-    return COMPLETED
+    for file in files:
+        found = {"torch": torch.__version__, "sums": sums}
+        Path(file).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def real_gradients(planned: Plan) -> list[torch.Tensor]:
@@ -136,4 +133,4 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    leave(main)
+    main(*sys.argv[1:])

@@ -2,11 +2,13 @@
 checkpoints."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from extensions import fp8_lm
 from extensions.fp8_lm.optimizer import STATES, AdamWFp8LM
 from tests import processes
 
@@ -22,6 +24,10 @@ def stepped(gradients: list[torch.Tensor], dtypes=PAPER) -> tuple[torch.Tensor, 
         weight.grad = gradient.clone()
         adamw.step()
     return weight.detach(), adamw.state[weight]
+
+
+def trainer_of(optimizer: torch.optim.Optimizer) -> SimpleNamespace:
+    return SimpleNamespace(optimizers=SimpleNamespace(optimizers=[optimizer]))
 
 
 def noise(steps: int = 5, size: int = 1000) -> list[torch.Tensor]:
@@ -41,7 +47,7 @@ def test_in_float32_it_is_pytorchs():
     assert torch.equal(weight, reference.bfloat16())
 
 
-def test_weights_beyond_their_range_become_its_end():
+def test_weights_beyond_their_range_become_its_end_and_are_counted():
     """A second moment that FP8 rounds to 0 takes the second weight hundreds away."""
     weight = nn.Parameter(torch.ones(2).bfloat16())
     adamw = AdamWFp8LM([weight], PAPER | {"second_moment": torch.float8_e4m3fn}, **KEYS)
@@ -49,6 +55,9 @@ def test_weights_beyond_their_range_become_its_end():
         weight.grad = torch.tensor(gradient).bfloat16()
         adamw.step()
     assert adamw.state[weight]["master_weights"].abs().max() == torch.finfo(torch.float16).max
+    assert adamw.clamped == 1
+    assert fp8_lm.notes(trainer_of(adamw))[0].startswith("1 value")
+    assert not fp8_lm.notes(trainer_of(torch.optim.AdamW([weight])))
 
 
 @pytest.mark.parametrize("exponent", [-40, 0, 20])

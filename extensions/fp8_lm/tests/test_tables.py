@@ -23,4 +23,4 @@ def test_optimizer_states_and_what_they_do_to_the_loss():
 def test_what_is_sent_beside_bf16():
     kept = read_study(KEPT / "fp8_lm" / "cpu_2026-11-23_torch2.13.0")
     sent = tables.levels(compare(kept)).loc["fp8_lm", :"sent, to bf16"]
-    assert sent.tolist() == [12.591616, 5.3274, "-55 %"]
+    assert sent.tolist() == [12.591616, 5.3274, "-55%"]
