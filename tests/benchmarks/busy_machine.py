@@ -13,33 +13,19 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from experiments.jobs.command import CommandLine, leave
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 
 RECIPES = ("baseline_compiled", "rowwise_fp8_compiled")
 SPINS = ("300000", "0", "1000", "10000")  # libgomp's own first
-
-
-def main(argv: list[str] | None = None) -> int:
-    CommandLine("tests.benchmarks.busy_machine", __doc__).parse_args(argv)
-    for recipe, spins, others in product(RECIPES, SPINS, (0, 1, 3)):
-        busy = [sys.executable, "-c", "while True: pass"]
-        processes = [subprocess.Popen(busy) for _ in range(others)]
-        try:
-            step_s = time_step(recipe, spins)
-        finally:
-            for process in processes:
-                process.kill()
-        print(f"{recipe}, {spins} spins, beside {others}: {step_s:.3f} s", flush=True)
-    return 0
+KEYS = ["--overlay", "cpu", "training.steps=20", "metrics.enable_tensorboard=false"]
+BUSY = [sys.executable, "-c", "while True: pass"]
 
 
 def time_step(recipe: str, spins: str) -> float:
     """Train a recipe in a process of its own; return the median seconds of its steady steps."""
     with tempfile.TemporaryDirectory() as folder:
-        keys = "--overlay cpu training.steps=20 metrics.enable_tensorboard=false --out"
-        command = [sys.executable, "-m", "experiments.run", recipe, *keys.split(), folder]
+        command = [sys.executable, "-m", "experiments.run", recipe, *KEYS, "--out", folder]
         spinning = os.environ | {"GOMP_SPINCOUNT": spins}
         subprocess.run(command, env=spinning, stdout=subprocess.DEVNULL, check=True)
         windows = read_windows(Path(folder) / METRICS)
@@ -47,4 +33,11 @@ def time_step(recipe: str, spins: str) -> float:
 
 
 if __name__ == "__main__":
-    leave(main)
+    for recipe, spins, others in product(RECIPES, SPINS, (0, 1, 3)):
+        processes = [subprocess.Popen(BUSY) for _ in range(others)]
+        try:
+            step_s = time_step(recipe, spins)
+        finally:
+            for process in processes:
+                process.kill()
+        print(f"{recipe}, {spins} spins, beside {others}: {step_s:.3f} s", flush=True)
