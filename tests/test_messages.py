@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import pytest
 
-from experiments.config import recipes
 from experiments.jobs.command import code_of
 from models import device
 from models.architectures import architectures
@@ -43,7 +42,6 @@ def said(case: str) -> str:
         code = code_of(lambda: main(words[at + 1 :]))
     message = printed.getvalue()
     message = message[max(0, message.find("error: ")) :].replace(os.getcwd(), "HERE")
-    message = message.replace(", ".join(recipes.files(recipes.RECIPES)), "RECIPES")
     flavors = [flavor for each in architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of \d+ GiB", "of N GiB", message)
