@@ -35,8 +35,7 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
     short = [*recipes.THE_FOUR, *recipes.files(recipes.STUDIES), *OVERLAYS]
     recipe.main(["list", "--all"])
-    lines = capsys.readouterr().out.splitlines()
-    listed = [line.split()[0] for line in lines if line.startswith("  ")]
+    listed = re.findall(r"^  (\S+)", capsys.readouterr().out, re.MULTILINE)
     assert listed[: len(short)] == short and {*listed} == {*short, *RECIPES}
 
 

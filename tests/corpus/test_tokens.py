@@ -68,14 +68,13 @@ def test_a_folder_is_read_by_name_in_batches_that_change_nothing(config, tmp_pat
 
 def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
     texts = [{"body": text} for text in ["w1 w2", None, "w3", "w4"]]
-    load = Mock(return_value=datasets.IterableDataset.from_generator(lambda: iter(texts)))
+    load = Mock(return_value=datasets.IterableDataset.from_generator(lambda: texts))
     monkeypatch.setattr(datasets, "load_dataset", load)
     config.training.dataset, config.data.subset = "someone/texts", "small"
     config.data.text_column, config.data.max_tokens = "body", 5
     file = prepare(config)
     assert file.tokens.tolist() == [1, 2, EOS, 3, EOS]
     load.assert_called_once_with("someone/texts", name="small", split="train", streaming=True)
-
     load.side_effect = ConnectionError("Couldn't reach the Hub")
     assert prepare(config).path == file.path
     config.data.split = "test"

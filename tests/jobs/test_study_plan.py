@@ -49,12 +49,6 @@ def test_a_file_system_without_locks_costs_a_warning(tmp_path, monkeypatch, capl
     assert "No locks available" in caplog.text
 
 
-def test_what_is_refused_leaves_no_folder(fails, tmp_path):
-    bad = f"data.cache={'x' * 300}"  # more characters than a file's name may have
-    fails(study.main, "baseline", "--overlay", "cpu", "--out", tmp_path / "out", bad)
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(report, "write_page", full)
@@ -87,7 +81,10 @@ def test_size_follows_the_machines_free_memory(gib, overlay, gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_a_gpu_without_fp8_is_refused_before_data_are_prepared(more, fails, gpu, monkeypatch):
+def test_a_gpu_without_fp8_is_refused_before_anything_is_written(
+    more, fails, gpu, monkeypatch, tmp_path
+):
     monkeypatch.setattr(plan, "open_data", Mock(side_effect=AssertionError))
-    errors = fails(study.main, "tensorwise_fp8_compiled", "--overlay", "no_recompute", *more)
-    assert "has no FP8 units" in errors
+    command = ["tensorwise_fp8_compiled", "--overlay", "no_recompute", "--out", tmp_path / "out"]
+    assert "has no FP8 units" in fails(study.main, *command, *more)
+    assert not (tmp_path / "out").exists()
