@@ -74,12 +74,6 @@ def test_resume_goes_on_with_the_next_batch(config, num_workers):
     assert take(after, 5) == take(batches, 5) != take(loader(config), 5)
 
 
-def test_a_run_longer_than_the_data_reads_it_again(config):
-    config.training.steps = 177
-    sentence = rows.describe(prepare(config), config)
-    assert sentence.endswith("59 packed rows of 4; the run reads 177 rows, 300.0% of them")
-
-
 def test_command_prepares_ahead_of_the_run(config, corpus_keys, capsys):
     command = ["prepare", "baseline", *corpus_keys, "training.seq_len=16", "--overlay", "cpu"]
     assert data.main(command) == 0

@@ -10,7 +10,7 @@ import torch
 from analysis import report
 from experiments import study
 from experiments.config import studies
-from experiments.records.files import lock_file
+from experiments.records.files import lock_file, lock_folder
 from experiments.training import machine, plan
 from models import device
 from tests.make_runs import write_run
@@ -42,6 +42,12 @@ def test_a_study_goes_on_with_more_seeds_each_once(command, tmp_path, capsys):
 # ---- folders ----
 
 
+def test_a_folder_is_one_studys_at_a_time(fails, tmp_path):
+    (tmp_path / "study.yaml").write_text(PLAN)
+    with lock_folder(tmp_path, "study"):
+        assert "is alive" in fails(study.main, tmp_path)
+
+
 def test_a_file_system_without_locks_costs_a_warning(tmp_path, monkeypatch, caplog):
     no_locks = OSError(errno.ENOLCK, "No locks available")
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=no_locks))
@@ -53,10 +59,9 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(report, "write_page", full)
     (tmp_path / "study.yaml").write_text(PLAN)
-    run = write_run(tmp_path / "baseline/seed0")
+    write_run(tmp_path / "baseline/seed0")
     assert study.main([str(tmp_path)]) == 1
     assert f"-m analysis.report {tmp_path}" in capsys.readouterr().out
-    assert (run / "manifest.json").exists()
 
 
 # ---- the machine ----

@@ -80,8 +80,8 @@ def test_a_job_that_is_not_requeued_says_how_to_go_on(code, keeps, words, tmp_pa
 
 @pytest.fixture(scope="module")
 def jobs(slurm_folder) -> dict[str, Job]:
-    """All at once on four nodes; two are signalled once a run has made 11 steps, as before a time
-    limit, and one is cancelled."""
+    """All at once on four nodes; of two that have made some steps one is cancelled, and one is
+    signalled, as before a time limit."""
     keys = ["--overlay", "cpu", "training.steps=200", "checkpoint.enable=true"]
     one = ["--gpus-per-node=1", STUDY, "baseline", *keys]
     four = submit(slurm_folder, STUDY, *keys, KILLED="baseline_compiled", STEP_S="0.02")
@@ -89,7 +89,7 @@ def jobs(slurm_folder) -> dict[str, Job]:
     limited = submit(slurm_folder, *one, STEP_S="0.5")
     for job, signals in (queue, []), (limited, ["--signal=USR1"]):
         run = job.run()
-        job.until(lambda run=run: len(steps_of(run)) > 11)
+        job.until(lambda run=run: len(steps_of(run)) > 2)
         slurm("scancel", *signals, job.number)
     return {"four": four, "queue": queue, "limited": limited}
 
