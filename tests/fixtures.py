@@ -110,6 +110,18 @@ def fails(capsys):
 
 
 @pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Put a program on the PATH; it does what a line of a shell says."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def write(name: str, line: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
 def config(tmp_path):
     """Rows of 4 tokens from a corpus of 30 documents of 8, end-of-text included."""
     config = Config()
@@ -122,3 +134,14 @@ def config(tmp_path):
     write_tokenizer(config.model.hf_assets_path)
     write_parquet(training.dataset_path, words(30))
     return config
+
+
+@pytest.fixture
+def corpus_keys(config):
+    """The keys of that corpus, as a user writes them."""
+    return [
+        "training.dataset=parquet",
+        f"training.dataset_path={config.training.dataset_path}",
+        f"model.hf_assets_path={config.model.hf_assets_path}",
+        f"data.cache_dir={config.data.cache_dir}",
+    ]

@@ -4,7 +4,6 @@ test, and with a test run that is killed."""
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,15 +36,3 @@ def run(
         out, errors = process.communicate(timeout=seconds)
     assert not check or process.returncode == 0, out + errors
     return subprocess.CompletedProcess(command, process.returncode, out, errors)
-
-
-def ends(pid: int) -> bool:
-    """Whether a process ends within 20 seconds; a zombie has."""
-    status, deadline = Path(f"/proc/{pid}/stat"), time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if status.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-                time.sleep(0.05)
-                continue
-        return True
-    return False

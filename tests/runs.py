@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 from torchtitan.distributed import ParallelDims
 
-from experiments import study
 from experiments.jobs.command import code_of
 
 TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
@@ -33,16 +32,16 @@ def kill(run: Path) -> None:
     (run / "manifest.json").write_text(json.dumps(manifest_of(run) | {"status": "running"}))
 
 
-def run_study(*args) -> tuple[int, str]:
-    """(exit code, what was printed) of the command, called in this process; its runs are processes
-    of their own."""
+def call(main, *arguments) -> tuple[int, str]:
+    """(exit code, what was printed) of a command, called in this process; a study's runs are
+    processes of their own."""
     printed = io.StringIO()
     with (
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
         patch.dict(os.environ),
     ):
-        code = code_of(lambda: study.main([*map(str, args)]))
+        code = code_of(lambda: main([*map(str, arguments)]))
     return code, printed.getvalue()
 
 

@@ -17,7 +17,8 @@ bounded = settings(
 )  # fmt: skip
 KEYS = [*recipes.flat(Config().to_dict())]
 ANY = st.characters(exclude_categories=[])
-TEXT = st.text(ANY, max_size=20)
+OF_OTHER_TYPES = st.sampled_from(["1e3", "yes", "null", "", "12", "a: b # c", "*x", "2001-01-01"])
+TEXT = st.text(ANY, max_size=20) | OF_OTHER_TYPES
 TAGGED = st.builds("!!{} {}".format, st.sampled_from(["int", "float", "bool", "timestamp"]), TEXT)
 AS_WRITTEN = st.text(ANY | st.sampled_from("[]{}&*!:-.,\"'"), max_size=20) | TAGGED
 AS_WRITTEN |= st.sampled_from(["[" * 300, "{" * 300, "9" * 5000, "!!int 0x" + "f" * 5000, '"\\0"'])
@@ -33,7 +34,7 @@ def test_files_of_recipes(tmp_path, keys):
     with contextlib.suppress(InputError):
         recipe = recipes.load(str(path), ["cpu"])
         path.write_text(recipes.to_yaml(recipe), encoding="utf-8")
-        assert recipes.load(str(path)).config == recipe.config
+        assert recipes.load(str(path)) == recipe
 
 
 @bounded

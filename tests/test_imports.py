@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import experiments
 from tests import processes
 from tests.processes import ROOT
 
@@ -37,6 +36,9 @@ OURS = ("experiments.", "models.", "analysis.", "extensions.")
 EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("extensions/*/__init__.py"))
 COMMANDS = [f"experiments/{path.stem}" for path in sorted(ROOT.glob("experiments/[a-z]*.py"))]
 ROOMS |= dict.fromkeys(COMMANDS, list(ROOMS))  # a command uses all rooms, and no other command
+# An extension is imported by itself alone; recipes enter one by its section.
+FOLDERS = [*dict.fromkeys(room.split("/")[0] for room in ROOMS), "tests"]
+ROOMS |= dict.fromkeys(["tests", *(f"extensions/{name}" for name in EXTENSIONS)], FOLDERS)
 FOR_ANALYSIS = {"pandas", "scipy", "matplotlib"}
 TRAINING = {"torch", "torchtitan", "datasets"}
 
@@ -60,15 +62,6 @@ def test_imports_go_down_only(room):
         assert not above, path
 
 
-def test_an_extension_is_imported_by_its_own_folder_alone():
-    """Recipes enter one by its section; experiments/config/recipes.py imports it by that name."""
-    for folder in ("models", "experiments", "analysis", "launch", "tests", "extensions"):
-        for path in (ROOT / folder).rglob("*.py"):
-            own = "/".join(path.relative_to(ROOT).parts[:2])
-            imported = [name for name in imports_of(path) if name.startswith("extensions/")]
-            assert not [name for name in imported if not f"{name}/".startswith(f"{own}/")], path
-
-
 def test_the_core_names_no_extension():
     """In code; comments and docstrings may."""
     for room in ("models", "experiments", "analysis", "launch"):
@@ -77,13 +70,6 @@ def test_the_core_names_no_extension():
                 tokens = [token.string for token in tokenize.generate_tokens(file.readline)]
             code = " ".join(text for text in tokens if not text.startswith(('"""', "#")))
             assert not {*re.findall(r"(?<![\w-])\w+", code)} & {*EXTENSIONS}, path
-
-
-def test_the_way_of_make_study_passes_files_that_are_there():
-    for name in re.findall(r"[\w/]+\.py", experiments.__doc__):
-        assert any(
-            list(ROOT.glob(f"{folder}{name}")) for folder in ("", "models/", "experiments/**/")
-        ), name
 
 
 LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}

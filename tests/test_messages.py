@@ -7,7 +7,6 @@ a rewording is one diff.
 
 import contextlib
 import importlib
-import io
 import os
 import re
 import shlex
@@ -17,12 +16,11 @@ from unittest.mock import patch
 
 import pytest
 
-from experiments.config import recipes
-from experiments.jobs.command import code_of
 from models import device
 from models.architectures import architectures
 from tests.make_corpus import words, write_parquet, write_tokenizer
 from tests.processes import ROOT
+from tests.runs import call
 
 SNAPSHOT = ROOT / "tests/messages.txt"
 MESSAGES = {block.split("\n")[0]: block for block in SNAPSHOT.read_text()[2:].split("\n\n$ ")}
@@ -30,20 +28,10 @@ MESSAGES = {block.split("\n")[0]: block for block in SNAPSHOT.read_text()[2:].sp
 
 def said(case: str) -> str:
     """Run a command in this process, in the current folder: the case, its exit code and message."""
-    words = shlex.split(case)
-    at = next(place for place, word in enumerate(words) if "=" not in word)
-    variables = dict(word.split("=", 1) for word in words[:at])
-    main = importlib.import_module(words[at]).main
-    printed = io.StringIO()
-    with (
-        patch.dict(os.environ, variables),
-        contextlib.redirect_stdout(printed),
-        contextlib.redirect_stderr(printed),
-    ):
-        code = code_of(lambda: main(words[at + 1 :]))
-    message = printed.getvalue()
+    variables, command, words = re.fullmatch(r"((?:\w+=\w+ )*)(\S+) ?(.*)", case).groups()
+    with patch.dict(os.environ, dict(each.split("=") for each in variables.split())):
+        code, message = call(importlib.import_module(command).main, *shlex.split(words))
     message = message[max(0, message.find("error: ")) :].replace(os.getcwd(), "HERE")
-    message = message.replace(", ".join(recipes.files(recipes.RECIPES)), "RECIPES")
     flavors = [flavor for each in architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of \d+ GiB", "of N GiB", message)

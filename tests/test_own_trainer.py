@@ -2,6 +2,7 @@
 
 import re
 from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,12 @@ from torch import nn
 from tests.processes import ROOT
 
 LINES = re.search(r"```python\n(.*?)```", (ROOT / "docs/own_trainer.md").read_text(), re.DOTALL)[1]
+
+
+@pytest.fixture(autouse=True)
+def without_inductor(monkeypatch):
+    """Its code would take half a minute, and is that of tests/training/test_gradients.py."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
 def tiny() -> nn.Module:

@@ -45,37 +45,36 @@ def test_prepared_and_hashed_once_until_the_content_changes(config, monkeypatch)
         patch.delattr("hashlib.file_digest")
         assert prepare(config).path == file.path
 
-    paths = {file.path}
+    write_parquet(config.training.dataset_path, words(31))
+    files = [file, prepare(config)]
     config.data.max_tokens = 17  # whole documents are kept, 8 tokens long with their end-of-text
-    assert prepare(config).documents.tolist() == [0, 8, 16, 24]
-    paths.add(prepare(config).path)
+    files.append(prepare(config))
     config.model.hf_assets_path = ""
     for config.data.bpe_vocab_size in (300, 301):
-        paths.add(prepare(config).path)
-    write_parquet(config.training.dataset_path, words(31))
-    paths.add(prepare(config).path)
-    assert len(paths) == 5
+        files.append(prepare(config))
+    assert files[2].documents.tolist() == [0, 8, 16, 24]
+    assert len({file.path for file in files}) == 5
 
 
 def test_a_folder_is_read_by_name_in_batches_that_change_nothing(config, tmp_path, monkeypatch):
     monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 3)
-    (tmp_path / "many").mkdir()
-    for name, documents in {"b": ["w2 w3", " "], "a": ["w1"], "c": ["", "w4"]}.items():
-        write_parquet(tmp_path / "many" / f"{name}.parquet", documents)
-    config.training.dataset_path = str(tmp_path / "many")
+    folder = tmp_path / "many"
+    folder.mkdir()
+    write_parquet(folder / "b.parquet", ["w2 w3", " ", "w4"])
+    write_parquet(folder / "a.parquet", ["w1"])
+    config.training.dataset_path = str(folder)
     assert prepare(config).tokens.tolist() == [1, EOS, 2, 3, EOS, 4, EOS]
 
 
 def test_hub_dataset_is_streamed_and_then_found_offline(config, monkeypatch):
     texts = [{"body": text} for text in ["w1 w2", None, "w3", "w4"]]
-    load = Mock(return_value=datasets.IterableDataset.from_generator(lambda: iter(texts)))
+    load = Mock(return_value=datasets.IterableDataset.from_generator(lambda: texts))
     monkeypatch.setattr(datasets, "load_dataset", load)
     config.training.dataset, config.data.subset = "someone/texts", "small"
     config.data.text_column, config.data.max_tokens = "body", 5
     file = prepare(config)
     assert file.tokens.tolist() == [1, 2, EOS, 3, EOS]
     load.assert_called_once_with("someone/texts", name="small", split="train", streaming=True)
-
     load.side_effect = ConnectionError("Couldn't reach the Hub")
     assert prepare(config).path == file.path
     config.data.split = "test"
@@ -106,10 +105,9 @@ def test_a_full_disk_leaves_nothing_behind(config, monkeypatch):
 
 def test_what_a_killed_process_left_is_removed(config):
     prepared = prepare(config).path
-    prepared.rename(prepared.with_name(f".{prepared.name}.partial"))
-    assert prepare(config).path == prepared
-    names = {path.name for path in prepared.parent.iterdir()}
-    assert names == {f".{prepared.name}.lock", prepared.name}
+    partial = prepared.with_name(f".{prepared.name}.partial")
+    prepared.rename(partial)
+    assert prepare(config).path == prepared and not partial.exists()
 
 
 # ---- what is not right ----

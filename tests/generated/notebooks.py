@@ -6,11 +6,10 @@ The core's notebooks are in analysis/notebooks/, an extension's is extensions/NA
 source of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is
 generated, with its figures and without timestamps, so that the same runs give the same file. A
 notebook whose data are not here is left as it is.
-
-Exit codes: 0 executed, 1 a cell raised, 2 for a wrong command line.
 """
 
 import os
+import sys
 
 import jupytext
 import nbformat
@@ -18,7 +17,6 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from analysis.newest import KEPT, ROOT, NothingToShow
-from experiments.jobs.command import COMPLETED, CommandLine, leave
 
 NOTEBOOKS = {source.stem: source for source in sorted(ROOT.glob("analysis/notebooks/*.py"))}
 for source in sorted(ROOT.glob("extensions/*/notebook.py")):
@@ -54,15 +52,8 @@ def execute(name: str) -> nbformat.NotebookNode:
     return notebook
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Execute the notebooks that are named, or all."""
-    parser = CommandLine("tests.generated.notebooks", __doc__)
-    choices = ["all", *NOTEBOOKS]
-    parser.add_argument("name", nargs="*", default="all", choices=choices, help="a notebook")
-    names = parser.parse(argv).name
-    if "all" in names:
-        names = list(NOTEBOOKS)
-    for name in names:
+if __name__ == "__main__":
+    for name in sys.argv[1:] or NOTEBOOKS:
         kept = NOTEBOOKS[name].with_suffix(".ipynb")
         place = kept.relative_to(ROOT)
         try:
@@ -70,8 +61,3 @@ def main(argv: list[str] | None = None) -> int:
             print(f"wrote {place}")
         except NothingToShow as missing:
             print(f"left as it is: {place}; {missing}")
-    return COMPLETED
-
-
-if __name__ == "__main__":
-    leave(main)

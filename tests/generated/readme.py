@@ -3,7 +3,7 @@
     python -m tests.generated.readme
 
 The figure and the page of the kept study are written beside its runs. A test compares all that is
-generated. Exit codes: 0 written, 2 for a wrong command line.
+generated.
 """
 
 from itertools import groupby
@@ -15,7 +15,6 @@ from analysis.comparison import compare
 from analysis.page import render
 from analysis.report import write_page
 from analysis.study import read_study
-from experiments.jobs.command import COMPLETED, CommandLine, leave
 from tests.generated.compatibility import cells
 
 DOCS = newest.ROOT / "docs"
@@ -48,8 +47,7 @@ def _place(path: Path) -> str:
     return path.relative_to(newest.ROOT).as_posix()
 
 
-def main(argv: list[str] | None = None) -> int:
-    CommandLine("tests.generated.readme", __doc__).parse(argv)
+if __name__ == "__main__":
     for path, text in generated().items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {_place(path)}")
@@ -58,8 +56,3 @@ def main(argv: list[str] | None = None) -> int:
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study)))
     write_page(study, folder / "report.html")
     print(f"wrote summary.png and report.html of {_place(folder)}")
-    return COMPLETED
-
-
-if __name__ == "__main__":
-    leave(main)

@@ -12,11 +12,11 @@ import pytest
 from experiments.jobs.command import COME_BACK, FOR_GOOD, STARTER_PID, Stop
 from tests import processes
 
-# a run that starts for a minute
+# a run that starts for half a minute
 BUSY = (
-    "import sys, time; from experiments.jobs.command import Stop\n"
-    "Stop().listen(); print('listens', file=sys.stderr)\n"
-    "time.sleep(60)"
+    "import time; from experiments.jobs.command import Stop\n"
+    "Stop().listen(); print('listens', flush=True)\n"
+    "time.sleep(30); print('outlived its study')"
 )
 
 
@@ -59,20 +59,16 @@ def test_a_second_ctrl_c_does_not_wait_for_the_boundary(stop, monkeypatch):
 
 def test_a_run_does_not_outlive_its_study():
     """The study is killed with -9; what it started gets SIGTERM."""
-    parent = (
+    study = (
         "import os, subprocess, sys\n"
         f"os.environ[{STARTER_PID!r}] = str(os.getpid())\n"
-        f"command = [sys.executable, '-c', {BUSY!r}]\n"
-        "child = subprocess.Popen(command, stderr=subprocess.PIPE)\n"
-        "child.stderr.readline(); print(child.pid, flush=True); child.wait()"
+        f"subprocess.run([sys.executable, '-c', {BUSY!r}])"
     )
-    with processes.started(
-        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True
-    ) as process:
-        child_pid = int(process.stdout.readline())
+    command = [sys.executable, "-c", study]
+    with processes.started(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "listens\n"
         process.kill()
-        process.wait()
-        assert processes.ends(child_pid)
+        assert process.stdout.read() == ""  # to its end, which is that of the run
 
 
 # ---- the end ----

@@ -33,13 +33,10 @@ class Job(NamedTuple):
 
     def end(self) -> str:
         """State, exit code and number of restarts."""
-        state = {"JobState": ""}
-
-        def ended() -> bool:
-            state.update(re.findall(r"(\w+)=(\S+)", slurm("scontrol", "show", "job", self.number)))
-            return state["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-
-        self.until(ended)
+        command = ["scontrol", "show", "job", self.number]
+        over = re.compile(r"JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT) ")
+        self.until(lambda: over.search(slurm(*command)))
+        state = dict(re.findall(r"(\w+)=(\S+)", slurm(*command)))
         return f"{state['JobState']} {state['ExitCode']}, {state['Restarts']} restarts"
 
     def until(self, true) -> None:
@@ -68,12 +65,16 @@ def slurm_folder(tmp_path_factory):
         try:
             up = subprocess.run([SLURM, "up", folder], capture_output=True, text=True, timeout=120)
             assert up.returncode == 0, up.stderr
-            patch.setenv("SLURM_CONF", up.stdout.strip())
-            patch.setenv("RUNS", str(folder / "runs"))
-            patch.setenv("SCRATCH", str(folder))
-            patch.setenv("PYTHON", "tests/launch/python.sh")
-            patch.setenv("REAL_PYTHON", sys.executable)
-            patch.setenv("OMP_NUM_THREADS", "1")  # many runs on two cores
+            variables = {
+                "SLURM_CONF": up.stdout.strip(),
+                "RUNS": f"{folder}/runs",
+                "SCRATCH": str(folder),
+                "PYTHON": "tests/launch/python.sh",
+                "REAL_PYTHON": sys.executable,
+                "OMP_NUM_THREADS": "1",  # many runs on two cores
+            }
+            for name, value in variables.items():
+                patch.setenv(name, value)
             yield folder
         finally:
             processes.run([SLURM, "down", folder])

@@ -1,6 +1,7 @@
 """launch/install.sh where `python3` is a virtual environment that holds torch and no package index
 can be reached."""
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from tests import processes
 
 pytestmark = pytest.mark.slow
 
+INSTALL = "launch/install.sh"
 PACKAGES = [Path(folder) for folder in sys.path if folder.endswith("-packages")]
 
 
@@ -22,16 +24,15 @@ def install(tmp_path):
     def call(*lacking: str):
         image, pinned = tmp_path / "image", tmp_path / "constraint.txt"
         processes.run([sys.executable, "-m", "venv", "--without-pip", image])
-        there = next(image.glob("lib/python*/site-packages"))
-        for entry in (entry for folder in PACKAGES for entry in folder.iterdir()):
+        [there] = image.glob("lib/python*/site-packages")
+        for entry in itertools.chain.from_iterable(map(Path.iterdir, PACKAGES)):
             wanted = entry.suffix != ".pth" and not entry.name.lower().startswith(lacking)
             if wanted and not (there / entry.name).exists():
                 (there / entry.name).symlink_to(entry)
         pinned.write_text("torchao==0.1\n")
-        offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null"}
-        offline |= {"PIP_CONSTRAINT": str(pinned), "PYTHON": str(image / "bin/python")}
-        command = ["launch/install.sh", tmp_path / "venv"]
-        return processes.run(command, check=False, env=os.environ | offline)
+        offline = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": "/dev/null", "PIP_CONSTRAINT": pinned}
+        environment = os.environ | offline | {"PYTHON": image / "bin/python"}
+        return processes.run([INSTALL, tmp_path / "venv"], check=False, env=environment)
 
     return call
 
@@ -40,15 +41,12 @@ def test_its_torch_and_all_it_has_are_kept_in_silence(install, tmp_path):
     done = install()
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     assert "keeping this Python's torch 2." in done.stdout and len(done.stdout.splitlines()) == 2
-    python = tmp_path / "venv/bin/python"
+    venv = tmp_path / "venv"
     # from any folder: a notebook's is its own
-    which = "from importlib.util import find_spec\n"
-    which += "print(*[find_spec(name).origin for name in ('analysis', 'torch', 'torchtitan')])"
-    ours, torch, _ = processes.run([python, "-c", which], cwd=tmp_path).stdout.split()
-    assert Path(ours).is_relative_to(processes.ROOT)
-    assert Path(torch).is_relative_to(tmp_path / "image")
-    activated = os.environ | {"PYTHON": str(python)}
-    again = processes.run(["launch/install.sh", tmp_path / "venv"], env=activated)
+    which = "import analysis, importlib.util; print(importlib.util.find_spec('torch').origin)"
+    torch = processes.run([venv / "bin/python", "-c", which], cwd=tmp_path).stdout
+    assert torch.startswith(str(tmp_path / "image"))
+    again = processes.run([INSTALL, venv], env=os.environ | {"PYTHON": venv / "bin/python"})
     assert "which is activated" in again.stdout
 
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from models import device, float8, llama
 from models.architectures import architectures
-from models.errors import InputError
 
 FLAVORS = {flavor: each for each in architectures() for flavor in each.flavors}
 
@@ -77,15 +76,3 @@ def test_filters_leave_out_exactly_what_they_name(flavor, patterns, left_out):
     for pattern in left_out:
         expected -= {*fnmatch.filter(expected, pattern)}
     assert chosen == expected
-
-
-def test_torchao_has_no_heuristic_for_some_scalings():
-    name = "rowwise_with_gw_hp"
-    with pytest.raises(InputError, match=name):
-        float8.choose_modules(on_meta("cpu"), name, [float8.AUTO_FILTER])
-
-
-def test_a_gpu_without_fp8_units_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    with pytest.raises(InputError, match="8.9"):
-        device.check_fp8_units()

@@ -1,8 +1,6 @@
 """The table of what FP8 goes with is true: what works there trains, with its proof, and what is
 refused is refused. What several processes train is in their extension's tests."""
 
-import re
-
 import pytest
 
 from experiments.config import recipes
@@ -39,4 +37,4 @@ def test_what_works_trains_and_proves_its_fp8(name, run_here, tmp_path):
 def test_what_is_refused_is_refused_with_its_sentence(name):
     with pytest.raises(InputError) as error:
         plan(load(name))
-    assert CELLS[name].refused in str(error.value) and re.search("set |leave ", str(error.value))
+    assert CELLS[name].refused in str(error.value)

@@ -22,18 +22,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.config import recipes
 from tests import processes
-from tests.runs import lines_of, manifest_of
+from tests.runs import manifest_of
 
 PACKAGES = Path(torch.__file__).parent.parent
 CUDA_HEADERS, TRITON = PACKAGES / "nvidia/cu13/include", PACKAGES / "triton/backends/nvidia"
-# A machine with a driver has it: one line, a value a field that is asked for
-NVIDIA_SMI = """#!/bin/sh
-for word; do
-  case $word in --query-gpu=*) echo "${word#*=}" | sed 's/[^,]*/1980/g; s/,/, /g' ;; esac
-done
-"""
 KEYS = ["training.steps=6", "metrics.log_freq=3"]
 KEYS += ["training.seq_len=64", "training.local_batch_size=1"]
 KEYS += ["model.attention_backend=flash"]  # cuDNN's asks more of a GPU than the stand-in has
@@ -68,41 +61,33 @@ def stand_in(tmp_path_factory) -> Path:
     return library
 
 
-def train(recipe: str, stand_in: Path, folder: Path) -> tuple[Path, list[str]]:
-    """Train a recipe on the stand-in; returns its run directory, and its launches and waits in
-    their order."""
-    out, calls = folder / "run", folder / "calls"
-    cuda = {"LD_PRELOAD": stand_in, "TRITON_LIBCUDA_PATH": stand_in.parent, "CUDA_CALLS": calls}
-    caches = {name: folder / name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    environment = os.environ | {name: str(path) for name, path in (cuda | caches).items()}
-    (folder / "nvidia-smi").write_text(NVIDIA_SMI)
-    (folder / "nvidia-smi").chmod(0o755)
-    environment["PATH"] = f"{folder}:{environment['PATH']}"
-    command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *KEYS]
-    processes.run([*command, "--out", out], seconds=800, env=environment)
-    return out, calls.read_text().splitlines()
+@pytest.fixture
+def train(stand_in, tmp_path):
+    """Trains a recipe on the stand-in; gives its run directory, and its launches and waits in their
+    order."""
+
+    def call(recipe: str) -> tuple[Path, list[str]]:
+        out, calls, caches = tmp_path / "run", tmp_path / "calls", tmp_path / "caches"
+        cuda = {"LD_PRELOAD": stand_in, "TRITON_LIBCUDA_PATH": stand_in.parent, "CUDA_CALLS": calls}
+        cuda |= dict.fromkeys(["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"], caches)
+        command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *KEYS]
+        processes.run([*command, "--out", out], seconds=800, env=os.environ | cuda)
+        return out, calls.read_text().splitlines()
+
+    return call
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["baseline", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"],
-)
-def test_a_recipe_runs_on_cuda(name, stand_in, tmp_path):
-    config = recipes.load(name, ["cpu"]).config
-    fp8 = config.quantize.linear.float8.recipe_name is not None
-    run, calls = train(name, stand_in, tmp_path)
-
+@pytest.mark.parametrize("name", ["baseline", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"])
+def test_a_recipe_runs_on_cuda(name, train):
+    run, calls = train(name)
     manifest, proof = manifest_of(run), json.loads((run / "proof.json").read_text())
     assert manifest["status"] == "completed"
-    hardware = manifest["hardware"]
-    assert hardware["name"] == "NVIDIA H200 (stand-in)" and hardware["sm_clock_max_mhz"] == 1980
-    assert {line["step"]: line["loss"] for line in lines_of(run)} == {1: 0.0, 3: 0.0, 6: 0.0}
+    assert manifest["hardware"]["name"] == "NVIDIA H200 (stand-in)"
     assert "Traceback" not in (run / "log.txt").read_text()
-    assert proof["attention"] == "flash"
-    assert proof["parameters"]["in_optimizer"] == proof["parameters"]["trainable"] == 39
-    assert len(proof["converted_modules"]) == (28 if fp8 else 0) and not proof["emulated"]
+    assert proof["attention"] == "flash" and not proof["emulated"]
+    assert len(proof["converted_modules"]) == (28 if "fp8" in name else 0)
     assert proof["fp8_flops"] == proof["fp8_flops_expected"]
-    assert any(call.startswith("triton_") for call in calls) == config.compile.enable
+    assert any(call.startswith("triton_") for call in calls) == ("compiled" in name)
 
     # After the norm of a step, the host waits for that norm and for nothing else, if it logs
     # nothing: steps 4 and 5, after step 3's

@@ -3,6 +3,7 @@
 import errno
 import os
 from contextlib import suppress
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -13,8 +14,7 @@ from experiments.records.run import Environment, Manifest
 from experiments.run import main
 from experiments.training import attempt
 from experiments.training.attempt import End, RunDirectory
-from experiments.training.plan import Plan, open_data, plan, to_yaml
-from models import device
+from experiments.training.plan import open_data, plan, to_yaml
 from models.errors import InputError
 
 KEY = "checkpoint.enable=true"
@@ -81,40 +81,23 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
 def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, length, layers):
     """The file's plan has one layer in FP8; whoever edits a key gets a plan anew."""
     path, fp8 = tmp_path / "recipe.yaml", PLAN.fp8._replace(layers=frozenset(["output"]))
-    text = to_yaml(Plan(PLAN.recipe, PLAN.args, fp8, token_file=PLAN.token_file))
+    text = to_yaml(replace(PLAN, fp8=fp8))
     path.write_text(text.replace("seq_len: 256", f"seq_len: {length}"))
     assert len(plan(recipes.load(str(path))).fp8.layers) == layers
 
 
-def test_what_a_run_says_of_itself(tmp_path):
+@pytest.mark.parametrize(("run", "folder"), [("alone", "alone"), ("study/recipe/seed0", "study")])
+def test_what_a_run_says_of_itself(run, folder, tmp_path):
     """The environment file stands once in the folder of a study, or else in the run's own."""
-    (tmp_path / "study/recipe").mkdir(parents=True)
+    (tmp_path / "study").mkdir()
     (tmp_path / "study/study.yaml").touch()
-    for run, folder in ("alone", "alone"), ("study/recipe/seed0", "study"):
-        RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
-        manifest = read(tmp_path / run / "manifest.json", Manifest)
-        assert (manifest.status, manifest.error) == ("failed", "for a reason")
-        assert manifest.end >= manifest.start and manifest.data == PLAN.token_file.path.name
-        environment = read(tmp_path / folder / manifest.environment, Environment)
-        assert manifest.packages.items() <= environment.packages.items()
-        assert (manifest.git.changes is None) == (environment.diff is None)
-    assert not list((tmp_path / "study/recipe").glob("*/environment-*"))
-
-
-@pytest.mark.parametrize(
-    ("nvidia_smi", "said"),
-    [
-        ("echo 580.65.06, GPU-1, [N/A], 700", ["580.65.06", "GPU-1", None, "700"]),
-        ("echo Failed to initialize NVML; exit 18", [None] * 4),
-    ],
-)
-def test_whatever_nvidia_smi_says_a_gpu_is_described(nvidia_smi, said, tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert device.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
-    assert device.number("Unknown Error") is None and device.number("700.5") == 700.5
+    RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
+    manifest = read(tmp_path / run / "manifest.json", Manifest)
+    assert (manifest.status, manifest.error) == ("failed", "for a reason")
+    assert manifest.data == PLAN.token_file.path.name
+    environment = read(tmp_path / folder / manifest.environment, Environment)
+    assert manifest.packages.items() <= environment.packages.items()
+    assert (manifest.git.changes is None) == (environment.diff is None)
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
