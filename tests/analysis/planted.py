@@ -158,8 +158,6 @@ def write_changed(folder: Path, run: dict, changes: list[dict], seconds: np.ndar
         effect = chosen("effect", change.get("losses", {}))
         if effect.like:
             losses = drawn[tuple(effect.like)]
-        if effect.anew:
-            losses = learning(len(losses), generator(effect.anew + str(run["seed"])))
         losses = changed(losses, effect, name)
     o = chosen("run", run)
     return 0.0 if o.absent else write_attempts(folder, seconds, losses, o)

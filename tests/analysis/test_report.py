@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from analysis.answer import answer, limits, trained
+from analysis.answer import answer, limits
 from analysis.comparison import compare
 from analysis.report import main
 from analysis.study import read_study
@@ -39,25 +39,21 @@ def test_cost_of_a_run_of_n_steps(tmp_path):
     assert seconds == pytest.approx({100: 14 + 9.9, 10_000: 14 + 999.9})
 
 
-def test_what_was_trained_is_said(tmp_path):
-    facts = {"flavor": "8B-published", "parameters": 8_050_000_000, "world_size": 4}
-    facts |= {"start": "2026-01-02T03:04:05Z", "git": {"commit": "0123456789abc"}}
-    write_run(tmp_path / "a", hardware={"name": "H200"}, **facts)
-    said = trained(compare(read_study(tmp_path)))
-    for words in ("8.05 B", "30 steps of 100", "rows of 50", "4 H200", "2026-01-02", "012345678"):
-        assert words in said
-
-
 def test_page_and_json(tmp_path, capsys):
-    """The page has the answer before the table, the table before figures and what they rest on, and
+    """The page has the answer, what was trained, the table, figures and what they rest on; it
     fetches nothing. What looks like markup is none. The answer is first in the JSON."""
     page, figures = tmp_path / "page.html", tmp_path / "report.json"
     bad = {"runs": ["R/1"], "status": "failed", "error": "a <b>bad</b> [red] day"}
     folder = study(tmp_path, recipes="BCRT", steps=200, changes=[bad])
     assert main([str(folder), "--html", str(page), "--json", str(figures), "--verbose"]) == 0
     html, found, printed = page.read_text(), json.loads(figures.read_text()), capsys.readouterr()
-    places = [html.index(words) for words in ("<h1>", "<p>", "<table", "<svg", "<details")]
+    places = [
+        html.index(words) for words in ("<h1>", "<p>", "Trained: ", "<table", "<svg", "<details")
+    ]
     assert places == sorted(places)
+    assert all(
+        fact in html for fact in ("8.05 B", "200 steps of 4,096", "NVIDIA H200", "2026-03-02")
+    )
     assert html.count("<svg") == html.count('aria-label="') == 6
     assert "a &lt;b&gt;bad&lt;/b&gt; [red] day" in html
     assert "a <b>bad</b> [red] day" in printed.out
@@ -82,14 +78,13 @@ def test_bad_input_is_a_sentence(tmp_path, fails, monkeypatch, words):
     fails(main, *words.split())
 
 
-def test_a_study_is_compared_with_its_own_baseline(tmp_path):
-    for name in ("first", "second_in_bf16", "baseline_compiled"):
+def test_the_reference_may_be_named(tmp_path):
+    """That a study has a baseline of its own, planted.yaml has."""
+    for name in ("baseline", "baseline_compiled"):
         write_run(tmp_path / name / "seed0", name)
-    assert compare(read_study(tmp_path)).reference == "baseline_compiled"
-    (tmp_path / "study.yaml").write_text("baseline: first\n")
     study = read_study(tmp_path)
-    assert compare(study).reference == "first" and "second_in_bf16" in compare(study).findings
-    assert "first" in compare(study, "second_in_bf16").findings
+    assert "baseline" in compare(study).findings
+    assert "baseline_compiled" in compare(study, "baseline").findings
 
 
 def test_without_a_reference_there_is_no_answer(tmp_path):

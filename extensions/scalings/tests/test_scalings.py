@@ -154,19 +154,10 @@ def test_the_experiment_rounds_as_torchao(name):
         assert torch.allclose(ours, torchaos, rtol=1e-4, atol=1e-5 * ours.abs().max())
 
 
-def test_the_order_of_scalings_under_stress(monkeypatch, tmp_path, flavors):
-    """Where features are far larger than others, finer scales keep more; without, all keep the
-    same, and powers of two that saturate a little less. Outliers change nothing in exact
-    arithmetic; grown features of SwiGLU are half as far away."""
-    factors = {"outliers": 2**16, "swiglu": 2**9}
-    monkeypatch.setattr(benchmark, "FACTORS", [1, *factors.values()])
+def test_finer_scales_keep_more_under_outliers(monkeypatch, tmp_path, flavors):
+    monkeypatch.setattr(benchmark, "FACTORS", [2**16])
     keys = ["model.sizes={n_layers: 1}", "training.seq_len=64", "training.steps=1"]
     assert benchmark.main(str(tmp_path / "snr.json"), *keys) == 0
-    rows = pd.json_normalize(json.loads((tmp_path / "snr.json").read_text())["stress"])
-    assert rows[rows.stress == "outliers"].exact_loss.nunique() == 1
-    kept = rows.pivot(index=["stress", "factor"], columns="scaling", values="snr_db.output")
-    finer = ["tensorwise", "rowwise", "blockwise", "mxfp8"]
-    for stress, factor in factors.items():
-        under, plain = kept.loc[stress, factor], kept.loc[stress, 1]
-        assert (under[finer].diff()[1:] > 1).all() and (plain - under)["blockwise"] > 1
-        assert plain["mxfp8_ocp"] < plain["mxfp8"] - 0.5
+    rows = pd.DataFrame(json.loads((tmp_path / "snr.json").read_text())["stress"])
+    kept = rows[rows["stress"] == "outliers"].set_index("scaling")["snr_db"].str["output"]
+    assert kept[["tensorwise", "rowwise", "blockwise", "mxfp8"]].is_monotonic_increasing
