@@ -109,8 +109,6 @@ def test_what_contradicts_a_switch_is_refused(name, keys, wrong):
 @pytest.mark.parametrize(
     ("name", "keys", "steps"),
     [
-        ("bf16_then_fp8", [], range(11, 61)),
-        ("fp8_then_bf16", [], range(1, 55)),
         ("bf16_fp8_bf16", [], range(11, 55)),
         ("bf16_then_fp8", ["training.steps=5"], range(0)),
     ],
