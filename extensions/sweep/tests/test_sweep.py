@@ -36,7 +36,7 @@ def planted(tmp_path_factory):
     and FP8 is 1.25 times as fast as bf16."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / FILE).write_text(dump(SWEEP.model_dump()))
-    for world_size, cell, step_s in (1, ONE, 0.1), (2, TWO, 0.1 / 1.6):
+    for world_size, cell, step_s in (1, ONE, 0.5), (2, TWO, 0.5 / 1.6):
         words = {"recipes": "CT", "steps": 40, "step_s": step_s, "speed": {"T": 1.25, "C": 1.0}}
         words |= {"start_spread": 0.0, "sd": 0.0, "file": None}
         study(folder / cell, changes=[{"world_size": world_size}], **words)
