@@ -24,15 +24,15 @@ def over(old, new):
     return new
 
 
-def windows(seconds: list[float], losses: list[float], first=1, every=1, warm_up=5.0,
+def windows(seconds: list[float], losses: list[float], first=1, warm_up=5.0, every=1,
             tokens=TOKENS, useful=0.5, wait=0.0, lr=1e-3, lr_warmup=1,
             settling=()) -> list[dict]:  # fmt: skip
     """Write what a process logs.
 
     Args:
         seconds, losses: of each of its steps, from `first` on.
-        every: steps that a line has; the last line may have fewer.
         warm_up: seconds from the start of the process to the end of its first step.
+        every: steps that a line has; the last line may have fewer.
         useful: share of the tokens that is no padding.
         wait: seconds of each step that are a wait for data.
         lr_warmup: steps in which the learning rate grows.
@@ -65,7 +65,7 @@ def metrics_lines(first=1, last=30, step_s=0.1, window=1, shift=0.0, late=0.0) -
     steps = range(first, last + 1)
     seconds = [1.0 if step < first + 10 else step_s for step in steps]
     losses = [10 - step / 10 + shift for step in steps]
-    return windows(seconds, losses, first, window, 5.0 + late)
+    return windows(seconds, losses, first, 5.0 + late, window)
 
 
 def write_lines(path: Path, lines: list[dict]) -> None:
@@ -73,28 +73,27 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def proof(float8: str | None, share=0.75, ran=1.0, flops=FLOPS) -> dict:
+def proof(float8: str | None, share=0.75, ran=1.0) -> dict:
     """Write a proof: `share` of the FLOPs is in FP8 layers, of which `ran` in FP8; none in bf16."""
-    expected = round(share * flops) if float8 else 0
+    expected = round(share * FLOPS) if float8 else 0
     in_fp8 = round(expected * ran)
     return RECORDS["proof"] | {
         "recipe_name": float8,
-        "gemm_flops": {"aten::_scaled_mm": in_fp8, "aten::mm": flops - in_fp8},
+        "gemm_flops": {"aten::_scaled_mm": in_fp8, "aten::mm": FLOPS - in_fp8},
         "fp8_flops": in_fp8,
         "fp8_flops_expected": expected,
-        "fp8_share_of_matmul_flops": in_fp8 / flops,
+        "fp8_share_of_matmul_flops": in_fp8 / FLOPS,
     }
 
 
-def stretches(in_fp8: dict[int, bool], compile_s=0.0, flops=75_000_000, by_rows=False) -> dict:
-    """Write a proof's stretches, by first step whether each is in FP8; what a switch to FP8
-    compiles, and the FLOPs of FP8, of which two thirds may have scales of rows."""
+def stretches(in_fp8: dict[int, bool], compile_s=0.0) -> dict:
+    """Write a proof's stretches, by first step whether each is in FP8, and what a switch to FP8
+    compiles."""
     return {
         str(first): {
             "in_fp8": on,
             "profiled_step": first,
-            "gemm_flops": {"aten::_scaled_mm": flops * on, "aten::mm": flops},
-            "row_scaled_flops": flops * on * by_rows * 2 // 3,
+            "gemm_flops": {"aten::_scaled_mm": FLOPS * on},
             "compile_s": compile_s * on,
         }
         for first, on in in_fp8.items()
@@ -137,29 +136,6 @@ def write_run(path, recipe="baseline", step_s=0.1, steps=30, seed=0, lines=None,
     return path
 
 
-def write_study(folder, seeds=3):
-    """Write three seeds of a compiled baseline at 0.1 s a step and of FP8; each seed's losses are
-    shifted by 0.05.
-
-    The baseline ends at about 10, so that the margin is about 0.025.
-    """
-    recipes = {"baseline": 0.1, "baseline_compiled": 0.1, "tensorwise_fp8_compiled": 0.08}
-    for seed in range(seeds):
-        for recipe, step_s in recipes.items():
-            fp8 = "fp8" in recipe
-            above, late = 19 + 0.05 * seed + 0.0005 * (seed + 1) * fp8, 40.0 * fp8
-            lines = metrics_lines(last=200, step_s=step_s, shift=above, late=late)
-            write_run(folder / f"{recipe}{seed}", recipe, steps=200, seed=seed, lines=lines,
-                      warm_up=5.0 + late, peak_flops={"bf16": 2e9, "fp8": 4e9})  # fmt: skip
-    return folder
-
-
 def change_json(path, **values) -> None:
     """Change values of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-def change(folder, runs, seeds=(0, 1, 2), name="manifest.json", **values) -> None:
-    """Change values in a JSON file of the runs `runs`SEED of a study."""
-    for seed in seeds:
-        change_json(folder / f"{runs}{seed}" / name, **values)

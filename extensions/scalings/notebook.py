@@ -22,13 +22,11 @@ comparison = compare(read_study(newest.results("scalings")))
 found = tables.costs_and_keeps(comparison)
 
 # %% [markdown]
-# ## Losses, signal to noise and bytes
+# ## Losses and signal to noise
 #
 # The signal to noise of a matmul compares its result with rounded operands: 10 log10(squares of
 # the right result / squares of the error). It was measured for the three matmuls of each layer on
-# inputs, weights and gradients of a run in bf16, early and late
-# (`tests/signal_to_noise.py`). Bytes are this small model's; with 4,096
-# features a row's scale is 0.001 bytes an element.
+# inputs, weights and gradients of a run in bf16 after its last step (`tests/signal_to_noise.py`).
 
 # %%
 found.round(4)

@@ -23,22 +23,15 @@ SCALINGS = {
 def costs_and_keeps(comparison: Comparison) -> pd.DataFrame:
     """List what each scaling costs and keeps, a row a scaling.
 
-    Columns: bytes an element; median dB of the matmuls in the first and the last step that was
-    looked at, and the least of any matmul; the powers of two at which outliers, and features that
-    SwiGLU grows, break the loss; and the final loss over the baseline's with its interval, NaN
-    without runs.
+    Columns: median dB of each of a layer's matmuls, without stress; the powers of two at which
+    outliers, and features that SwiGLU grows, break the loss; and the final loss over the baseline's
+    with its interval, NaN without runs.
     """
-    matmuls = pd.DataFrame(json.loads(SNR.read_text())["matmuls"])
-    by_step = matmuls.pivot_table("snr_db", "scaling", "step", "median")
-    by_scaling = matmuls.groupby("scaling")
-    table = pd.DataFrame({
-        "bytes an element": by_scaling["bytes_an_element"].mean(),
-        "dB, early": by_step.iloc[:, 0],
-        "dB, late": by_step.iloc[:, -1],
-        "dB, least": by_scaling["snr_db"].min(),
-        "breaks at 2^": breaks(stress("outliers")["lost"]),
-        "SwiGLU breaks at 2^": breaks(stress("swiglu")["lost"]),
-    }, SCALINGS)  # fmt: skip
+    rows = pd.DataFrame(json.loads(SNR.read_text())["stress"])
+    plain = rows[(rows["stress"] == "outliers") & (rows["factor"] == 1)].set_index("scaling")
+    table = plain["snr_db"].apply(pd.Series).add_prefix("dB, ").reindex(SCALINGS)
+    table["breaks at 2^"] = breaks(stress("outliers")["lost"])
+    table["SwiGLU breaks at 2^"] = breaks(stress("swiglu")["lost"])
     ends = {recipe: finding.loss for recipe, finding in comparison.findings.items()}
     for column in ("difference", "low", "high"):
         values = {recipe: getattr(loss, column) for recipe, loss in ends.items()}

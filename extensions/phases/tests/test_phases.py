@@ -109,8 +109,6 @@ def test_what_contradicts_a_switch_is_refused(name, keys, wrong):
 @pytest.mark.parametrize(
     ("name", "keys", "steps"),
     [
-        ("bf16_then_fp8", [], range(11, 61)),
-        ("fp8_then_bf16", [], range(1, 55)),
         ("bf16_fp8_bf16", [], range(11, 55)),
         ("bf16_then_fp8", ["training.steps=5"], range(0)),
     ],
@@ -119,15 +117,16 @@ def test_steps_in_fp8(name, keys, steps):
     assert fp8_steps(recipes.load(name, ["cpu"], keys).config) == steps
 
 
-@pytest.mark.parametrize(("dtype", "recompute"), [(torch.bfloat16, False), (torch.float32, True)])
-def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype, recompute):
-    """Each time with the outputs and gradients of eager layers of that precision."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_first_switch_compiles_once_and_the_way_back_not_at_all(dtype):
+    """Each time with the outputs and gradients of eager layers of that precision. What is computed
+    is computed twice, as in a run that recomputes activations."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     plain = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))).to(dtype)
     fp8 = converted(copy.deepcopy(plain), emulate=True)
     switched, graphs = copy.deepcopy(fp8), []
-    block = partial(checkpoint, switched, use_reentrant=False) if recompute else switched
+    block = partial(checkpoint, switched, use_reentrant=False)
     compiled = torch.compile(block, backend="eager", fullgraph=True)
 
     def values(module: nn.Module, call) -> list[torch.Tensor]:

@@ -1,15 +1,12 @@
-"""Measure what each scaling keeps of a layer's three matmuls, on tensors of a run and under planted
-outliers:
+"""Measure what each scaling keeps of a layer's three matmuls under planted outliers:
 
-    python -m extensions.scalings.tests.signal_to_noise FILE
+    python -m extensions.scalings.tests.signal_to_noise FILE [KEY=VALUE ...]
 
 An experiment on numbers, in one process, emulated. The small model of the overlay `cpu` trains in
-bf16. After an early step and after the last one, each linear layer's input, weight and gradient are
-taken from one more batch. Each scaling's three matmuls, by the layer's own code, are compared to
-those in float64: signal to noise in dB, where 20 dB is an error of a tenth. Bytes an element are
-the FP8 values and scales of the six operands, counted.
-
-Then the trained model is stressed, by a factor that is a power of two:
+bf16. Each linear layer's input, weight and gradient are taken from one more batch. Each scaling's
+three matmuls, by the layer's own code, are compared to those in float64: signal to noise in dB,
+where 20 dB is an error of a tenth. The model is stressed by a factor that is a power of two; 1 is
+the model as it was trained:
 
 * `outliers`: four features of each norm's output and of each SwiGLU are multiplied by the factor,
   and the weights that read them divided by it. In exact arithmetic nothing changes.
@@ -20,20 +17,17 @@ Then the trained model is stressed, by a factor that is a power of two:
 What the loss gains over the same model's in exact arithmetic is lost by the scaling. The
 factor at which a scaling breaks is its distance from the run's own tensors.
 
-Example: python -m extensions.scalings.tests.signal_to_noise out.json training.steps=20
-
 Takes minutes on a CPU. Exit codes: 0 done, 2 wrong argument.
 """
 
 import copy
 import json
-import math
-from argparse import FileType
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from models import device  # before torchtitan: see there  # isort: skip
 import pandas as pd
 import torch
 from torch import Tensor, nn
@@ -41,13 +35,12 @@ from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
 from experiments.corpus.rows import Loader
-from experiments.jobs.command import CommandLine, Stop, leave
+from experiments.jobs.command import Stop, leave
 from experiments.training.plan import open_data, plan
 from experiments.training.trainer import Trainer, be_alone
 from extensions.scalings import ALL, SCALINGS, Scaling
 from extensions.scalings.layer import linear
 
-EARLY = 5
 TENSOR, ROW = (ALL, ALL), (1, ALL)
 COMPARED = {
     "tensorwise": Scaling(TENSOR, TENSOR, "e5m2"),
@@ -65,42 +58,26 @@ OUTLIERS = 4  # features of each matrix
 Batch = tuple[Tensor, Tensor]  # inputs and labels
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = CommandLine("extensions.scalings.tests.signal_to_noise", __doc__)
-    writable = FileType("w", encoding="utf-8")
-    parser.add_argument("file", type=writable, help="write the results here, as JSON")
-    parser.add_argument("keys", nargs="*", metavar="key=value", help="of the recipe `baseline`")
-    args = parser.parse_args(argv)
-    model, batch, matmuls = train(recipes.load("baseline", ["cpu"], args.keys))
-    stress = list(stressed(model, batch))
-    found = {"torch": torch.__version__, "device": device.name(), "keys": args.keys}
-    json.dump(found | {"matmuls": matmuls, "stress": stress}, args.file, indent=1)
-    args.file.close()
+def main(file: str, *keys: str) -> int:
+    """Write what is found to a file, as JSON; `keys` change the recipe `baseline`."""
+    model, batch = train(recipes.load("baseline", ["cpu"], keys))
+    found = {"torch": torch.__version__, "keys": keys, "stress": list(stressed(model, batch))}
+    Path(file).write_text(json.dumps(found, indent=1))
     return 0
 
 
-def train(recipe: recipes.Recipe) -> tuple[nn.Module, Batch, list[dict]]:
-    """Train the model. Returns it in float32, a new batch, and the signal to noise of early and
-    late matmuls."""
+def train(recipe: recipes.Recipe) -> tuple[nn.Module, Batch]:
+    """Train the model. Returns it in float32, and a batch that it was not trained on."""
     planned, _ = open_data(plan(recipe))
-    config, rows = planned.config, []
+    config = planned.config
     be_alone()
-
-    def measure(step: int) -> None:
-        if step in (EARLY, config.training.steps):
-            for name, operands in operands_of(model, batch)[1].items():
-                rows.extend({"step": step, "layer": name} | row for row in measured(*operands))
-
     with TemporaryDirectory() as config.job.dump_folder:
         trainer = Trainer(planned, Stop())
-        model = trainer.model_parts[0]
-        config.debug.seed += 1  # other rows than it is trained on
-        inputs, labels = next(iter(Loader(planned.token_file, config)))
-        batch = inputs["input"].to(device.TYPE), labels.to(device.TYPE)
-        trainer.on_step = measure
         trainer.train()
         trainer.close()
-    return model.float(), batch, rows
+    config.debug.seed += 1
+    inputs, labels = next(iter(Loader(planned.token_file, config)))
+    return trainer.model_parts[0].cpu().float(), (inputs["input"], labels)
 
 
 # ---- one batch ----
@@ -152,12 +129,7 @@ def measured(*operands: Tensor) -> Iterator[dict]:
         rounded = three_matmuls(partial(linear, scaling=scaling), *operands)
         for matmul, right in exact.items():
             noise = (rounded[matmul] - right).square().sum() / right.square().sum()
-            yield {
-                "scaling": name,
-                "matmul": matmul,
-                "snr_db": -10 * noise.log10().item(),
-                "bytes_an_element": bytes_an_element(scaling, *operands),
-            }
+            yield {"scaling": name, "matmul": matmul, "snr_db": -10 * noise.log10().item()}
 
 
 def three_matmuls(
@@ -167,18 +139,6 @@ def three_matmuls(
     out = multiply(x.requires_grad_(), weight.requires_grad_())
     to_input, to_weight = torch.autograd.grad(out, (x, weight), gradient)
     return {"output": out.detach(), "input's gradient": to_input, "weight's gradient": to_weight}
-
-
-def bytes_an_element(scaling: Scaling, x: Tensor, weight: Tensor, gradient: Tensor) -> float:
-    """Count the bytes of the six operands of a layer's matmuls, scales too, by their elements."""
-    scales = elements = 0
-    of = (x, scaling.values), (weight, scaling.weights), (gradient, scaling.values)
-    for matrix, (high, wide) in of:
-        for rows, along in (matrix.shape, matrix.t().shape):
-            elements += rows * along
-            scales += math.ceil(rows / high) * math.ceil(along / wide)
-    scale_bytes = 4 if scaling.scale in ("float32", "power_of_2") else 1
-    return 1 + scale_bytes * scales / elements
 
 
 # ---- stress ----
@@ -237,4 +197,4 @@ def stressed(model: nn.Module, batch: Batch) -> Iterator[dict]:
 
 
 if __name__ == "__main__":
-    leave(main)
+    leave(partial(main, *sys.argv[1:]))

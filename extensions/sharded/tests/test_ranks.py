@@ -77,9 +77,6 @@ def test_a_run_of_two_processes_is_stopped_and_goes_on(tmp_path):
     assert "by SIGUSR1, a checkpoint was saved" in read(tmp_path / "manifest.json", Manifest).error
     processes.run(command)
     assert len(losses_of(tmp_path)) == steps
-    proof = read(tmp_path / "proof.json", Proof)
-    assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
-    sent = proof.sharded
-    assert sent["gathered_bytes"] == sent["gathered_bytes_expected"] == 12_591_616
-    assert sent["reduced_bytes"] == sent["reduced_bytes_expected"] == 20_980_736
+    sent = read(tmp_path / "proof.json", Proof).sharded
+    assert (sent["gathered_bytes"], sent["reduced_bytes"]) == (12_591_616, 20_980_736)
     assert sent["all_reduces"] < 10  # one of all scales, not one a layer
