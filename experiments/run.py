@@ -22,7 +22,7 @@ from experiments.jobs.command import COMPLETED, CommandLine, Stop, check_alone, 
 from experiments.records.run import RECIPE
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
-# that other processes need (results/busy_machine)
+# that other processes need (tests/benchmarks/busy_machine.py)
 SPINS = 10_000
 
 
