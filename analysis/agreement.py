@@ -78,6 +78,7 @@ def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> I
         yield f"the recipes ran in different places ({places}), which may differ in speed"
     elif ratio.clear or ratio.as_fast:
         found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
+        found |= same_places(own, others)
         found["without the trend from run to run"] = Ratio(ratio.mean / trend(own, others))
         unlike = [how for how in found if found[how].contradicts(ratio)]
         for how in unlike[:NAMED]:
@@ -125,6 +126,19 @@ def trend(own: list[Run], others: list[Run]) -> float:
     fit = stats.linregress(within["start"], within[MEAN])
     later = means["start"].iloc[0] - means["start"].iloc[-1]
     return math.exp(later * fit.slope) if fit.pvalue < CHANCE else 1.0
+
+
+def same_places(own: list[Run], others: list[Run]) -> dict[str, Ratio]:
+    """Find the ratio at the places that both recipes had, if they had them in other shares."""
+    tables = [
+        rate_table(runs)[[MEAN]].assign(place=[run.place for run in runs]) for runs in (own, others)
+    ]
+    shares = [table["place"].value_counts(normalize=True) for table in tables]
+    rates = [table.groupby("place")[MEAN].mean() for table in tables]
+    apart = (rates[0] - rates[1]).dropna()
+    if apart.empty or (shares[0] - shares[1]).eq(0).all():
+        return {}
+    return {"at the places that both had": Ratio(math.exp(apart.mean()))}
 
 
 def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.spatial.distance import pdist
 
 from analysis.runs import MIN_STEPS, Run, last_tenth
 from analysis.speed import estimate, runs_needed
@@ -119,7 +120,8 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     mine, theirs = by_seed(own).head(1).mean(), by_seed(others).head(1).mean()
     if any(firsts.dropna().duplicated().any() for firsts in (mine, theirs)):
         yield "two seeds of a recipe begin with the same loss, so they may be one run"
-    partners, strangers = (mine - theirs).abs().median(), theirs.diff().abs().median()
+    partners = (mine - theirs).abs().median()
+    strangers = pd.Series(pdist(theirs.to_frame())).median()
     if partners > STRANGE * strangers:
         yield (
             f"runs of one seed begin {partners:.2g} apart, and two seeds {strangers:.2g}: the "

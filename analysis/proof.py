@@ -44,11 +44,12 @@ def faults(run: Run) -> Iterator[str]:
         yield "its FP8 matmuls were emulated"
     else:
         yield from of_flops(run)
-    orphans, still = proof.parameters.orphans, proof.parameters.still_in_first_step
+    parameters = proof.parameters
+    orphans = max(len(parameters.orphans), parameters.trainable - parameters.in_optimizer)
     if orphans:
-        yield f"{len(orphans)} of its parameters are in no optimizer"
-    if still:
-        yield f"{len(still)} of its parameters did not move"
+        yield f"{orphans} of its parameters are in no optimizer"
+    if parameters.still_in_first_step:
+        yield f"{len(parameters.still_in_first_step)} of its parameters did not move"
     for evidence in proof.model_extra.values():  # of extensions
         for name, value in evidence.items():
             expected = evidence.get(f"{name}_expected")
@@ -69,7 +70,9 @@ def of_flops(run: Run) -> Iterator[str]:
         ran = proof.fp8_flops / proof.fp8_flops_expected
         yield f"FP8 matmuls ran {ran:.0%} of the FLOPs of its converted layers"
     if scaling:
-        share = proof.fp8_share_of_matmul_flops or 0.0
+        share, total = proof.fp8_share_of_matmul_flops or 0.0, sum(proof.gemm_flops.values())
+        if abs(proof.fp8_flops - share * total) > ROUNDING * total:
+            yield f"its FP8 FLOPs are not {share:.0%} of all matmuls', as its proof says"
         promised = promised_share(run) * scaling.matmuls / 3
         if share < PROMISE * promised:
             yield f"{share:.0%} of its matmul FLOPs ran in FP8; its filter promises {promised:.0%}"
