@@ -6,5 +6,5 @@ from tests.training.test_cuda_path import stand_in, train  # noqa: F401
 pytestmark = test_cuda_path.pytestmark
 
 
-def test_the_kernel_is_launched(stand_in, tmp_path):  # noqa: F811
-    assert "cast_and_transpose" in train("candidate_fast_tensorwise", stand_in, tmp_path)[1]
+def test_the_kernel_is_launched(train):  # noqa: F811
+    assert "cast_and_transpose" in train("candidate_fast_tensorwise")[1]
