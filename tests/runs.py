@@ -10,6 +10,9 @@ from unittest.mock import patch
 from torchtitan.distributed import ParallelDims
 
 from experiments.jobs.command import code_of
+from experiments.records.run import Proof
+from models.float8 import EMULATED, choose_matmul
+from models.scaling import SCALINGS
 
 TINY = ["training.steps=4", "training.seq_len=64", "training.local_batch_size=1"]
 SMALL = ["training.seq_len=128", "training.local_batch_size=2"]
@@ -48,3 +51,14 @@ def call(main, *arguments) -> tuple[int, str]:
 def losses_of(run: Path) -> list[float]:
     """One a step."""
     return [loss for line in lines_of(run) for loss in line["losses"]]
+
+
+def proves_its_fp8(proof: Proof) -> None:
+    """All converted layers ran in FP8; or none did, where this machine has to emulate it, as
+    scales of rows on a CPU with torch 2.11."""
+    emulated = choose_matmul(SCALINGS[proof.recipe_name], emulate=False).how == EMULATED
+    assert proof.emulated == emulated and proof.fp8_flops_expected > 0
+    if emulated:
+        assert proof.fp8_flops == 0
+    else:
+        assert proof.fp8_flops >= proof.fp8_flops_expected

@@ -109,7 +109,8 @@ def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
         return float8.Choice()
     if not found:
         with torch.device("meta"):  # modules by name, no weights
-            return float8.choose(build(recipe.config), keys)
+            model = build(recipe.config)
+        return float8.choose(model, keys)
     scaling, layers = SCALINGS[keys.recipe_name], frozenset(found["fp8_layers"])
     matmul = float8.choose_matmul(scaling, keys.emulate)
     return float8.Choice(keys.recipe_name, scaling, layers, matmul, found["fp8_flops_per_token"])

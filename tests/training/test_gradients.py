@@ -17,8 +17,9 @@ def test_compiled_gradients_are_eager_ones(name, train):
 
 
 def compare_gradients(train, name: str, *own: str) -> None:
-    """By the norm of each parameter's gradient, since kernels may add up in another order and FP8
-    magnifies the difference."""
+    """By the norm of each parameter's gradient. Compiled code may keep in float32 what eager code
+    rounds to bf16, as within SwiGLU: then gradients in bf16 are off by up to 0.006. FP8 magnifies
+    that to 0.05, half of what its own rounding changes. A wrong gradient is off by about 1."""
 
     def gradients(compiled: bool) -> dict[str, torch.Tensor]:
         torch._dynamo.reset()
@@ -30,4 +31,4 @@ def compare_gradients(train, name: str, *own: str) -> None:
     compiled, eager = gradients(True), gradients(False)
     assert compiled.keys() == eager.keys()
     error = {key: ((compiled[key] - eager[key]).norm() / eager[key].norm()).item() for key in eager}
-    assert not {key: value for key, value in error.items() if not value < 0.03}  # a NaN is not
+    assert not {key: value for key, value in error.items() if not value < 0.1}  # a NaN is not

@@ -65,7 +65,10 @@ def test_the_kernel_in_tritons_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     file = "extensions/fast_layer/tests/interpreted.py"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", file]
-    processes.run(command, env=environment)
+    ended = processes.run(command, env=environment, check=False)
+    if "wrap_triton only works on" in ended.stdout:
+        pytest.skip(f"torch {torch.__version__} launches no interpreted kernels of a triton_op")
+    assert ended.returncode == 0, ended.stdout
 
 
 # ---- recipes ----
