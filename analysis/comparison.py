@@ -113,8 +113,8 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
-    """Tell by the manifests of a recipe's runs, else by the recipe's file."""
-    recorded = [run.manifest.float8 for run in runs if run.manifest]
+    """Tell by what is recorded of a recipe's runs, else by the recipe's file."""
+    recorded = [run.facts["float8"] for run in runs if "float8" in run.facts]
     return any(recorded or [(set_in_file(recipe) or {}).get(FLOAT8)])
 
 
