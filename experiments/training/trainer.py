@@ -145,7 +145,6 @@ class Trainer(titan.Trainer):
                     memory.step()
                 if trace and end_traced_step(trace):
                     self._disturb_next_step()
-                self.stop.deferred = True  # a request to stop waits for the end of a step
                 if self._stop_code:
                     self._interrupt()
 
@@ -196,6 +195,7 @@ class Trainer(titan.Trainer):
 
         if first:
             device.synchronize()  # the time to the first step is that of its kernels too
+            self.stop.deferred = True  # from now on a request to stop waits for the end of a step
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
         self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
         self.on_step(self.step)

@@ -46,7 +46,7 @@ def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
     facts = {recipe: runs[0].facts for recipe, runs in comparison.completed.items()}
     table = pd.DataFrame(facts, [*DTYPES]).T.rename(columns=DTYPES)
-    table = table.replace({"float8_e4m3fn": "E4M3"})
+    table = table.replace("float8_e4m3fn", "E4M3")
     for moment in ("first moment", "second moment"):  # torch's AdamW has them in the parameters'
         table[moment] = table[moment].fillna(table["parameters"])
     table["bytes"] = kept_bytes(comparison)
