@@ -235,6 +235,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     training, float8 = config.training, config.quantize.linear.float8
     local, whole = training.local_batch_size, training.global_batch_size
     tokens, total_steps = training.seq_len * local, config.lr_scheduler.total_steps
+    profiling = config.profiling
+    traced = profiling.profiler_warmup + profiling.profiler_active
     rules = [
         (
             whole > 0 and whole % local,
@@ -245,6 +247,16 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             total_steps and total_steps < training.steps,
             "lr_scheduler.total_steps",
             f"should be at least training.steps ({training.steps}), got {total_steps}",
+        ),
+        (
+            profiling.enable_profiling and profiling.profile_freq < traced,
+            "profiling.profile_freq",
+            f"should be at least profiler_warmup + profiler_active ({traced})",
+        ),
+        (
+            config.activation_checkpoint.mode == "memory_budget" and not config.compile.enable,
+            "activation_checkpoint.mode",
+            "memory_budget is the compiler's; set compile.enable to true",
         ),
         (
             config.checkpoint.initial_load_path and not config.checkpoint.enable,
