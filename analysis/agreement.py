@@ -97,7 +97,7 @@ def longest_step(runs: list[Run]) -> str:
 
 
 def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Find the ratios that differ from the mean steady step's by more than chance.
+    """Find other ratios, unlike the mean steady step's by more than chance.
 
     A fifth of the steps counts only if its lead is smaller: a larger lead disappoints nobody.
     """
@@ -129,7 +129,7 @@ def trend(own: list[Run], others: list[Run]) -> float:
 
 
 def same_places(own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Find the ratio at the places that both recipes had, if they had them in other shares."""
+    """Find the ratio at the places of both recipes, if their shares differ."""
     tables = [
         rate_table(runs)[[MEAN]].assign(place=[run.place for run in runs]) for runs in (own, others)
     ]

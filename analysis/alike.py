@@ -83,8 +83,8 @@ def fewest_graphs(runs: list[Run]) -> int:
 
 
 def meant_to_differ(*recipes: str) -> list[str]:
-    """List the keys that the files of two recipes set to different values; all keys of FP8 if a
-    recipe has no file in this project."""
+    """List the keys set to different values in the files of two recipes; all keys of FP8 without
+    such a file."""
     mine, theirs = map(set_in_file, recipes)
     if mine is None or theirs is None:
         return ["quantize."]
@@ -93,8 +93,7 @@ def meant_to_differ(*recipes: str) -> list[str]:
 
 @cache
 def set_in_file(recipe: str) -> dict | None:
-    """Read the keys that a recipe's file and its parents set over base.yaml; None if the recipe has
-    no file."""
+    """Read the keys set by a recipe's file and its parents over base.yaml; None without a file."""
     if recipe == "base":
         return {}
     for place in ("recipes", "extensions/*/recipes"):

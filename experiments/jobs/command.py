@@ -181,9 +181,9 @@ def code_of(command: Callable[[], int]) -> int:
     except InputError as error:
         sentence = str(error)
     except OSError as error:
-        sentence = (
-            f"{error.filename or 'the system'}: {error.strerror}: mend that, or choose another"
-        )
+        # a library's may have a text alone
+        where, what = error.filename or "the system", error.strerror or error
+        sentence = f"{where}: {what}: mend that, or choose another"
     except KeyboardInterrupt as request:  # of `Stop`, once it listens
         return request.args[0] if request.args else FOR_GOOD
     print(f"error: {sentence}", file=sys.stderr)

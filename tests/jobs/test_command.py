@@ -85,6 +85,7 @@ LEAVE = (
         ("3", 3, ""),
         ("1 / 0", 1, "Traceback"),
         ("check_alone()", 2, "error: "),
+        ("(_ for _ in ()).throw(OSError('offline'))", 2, "error: the system: offline"),
     ],
 )
 def test_a_command_leaves_with_its_exit_code(command, code, word, monkeypatch):
