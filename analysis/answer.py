@@ -8,7 +8,7 @@ import numpy as np
 from analysis import losses, speed
 from analysis.agreement import SpeedUp
 from analysis.comparison import Comparison, Finding, Outcome
-from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME
+from analysis.losses import CANNOT_TELL
 from analysis.runs import Run
 from models.flops import count
 
@@ -34,16 +34,6 @@ SENTENCES = {
     Outcome.NO_REFERENCE: "No answer: it needs completed runs in FP8, and of {reference}.",
 }
 ADD_SEEDS = f".venv/bin/python -m experiments.study {{}} --seeds {losses.MIN_SEEDS}"
-LOSSES = {
-    SAME: "{} ends at the same loss as {}",
-    LOWER: "{} ends at a lower loss than {}",
-    HIGHER: "{} ends at a higher loss than {}",
-    CANNOT_TELL: "These runs cannot tell whether {} ends at the same loss as {}",
-}
-TOO_FEW = (
-    f"It takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
-    "{} ends at the same loss as {}"
-)
 
 
 def answer(comparison: Comparison) -> list[str]:
@@ -72,25 +62,24 @@ def about_speed(comparison: Comparison, finding: Finding) -> str:
     recipe, reference, gain = finding.recipe, comparison.reference, finding.speed
     if not gain.runs:
         return f"it takes {speed.MIN_STEPS} steps to tell how fast {recipe} is."
-    ratio = f"{recipe} has {gain.ratio} times the tokens/s of {reference}"
     more = "" if gain.ratio.clear or gain.ratio.as_fast else more_runs(gain)
-    return f"{ratio}{more}. {finding.break_even.sentence(recipe, reference)}"
+    return (
+        f"{recipe} has {gain.ratio} times the tokens/s of {reference}{more}. In wall time, first "
+        f"step (compile) included, it is ahead: {finding.break_even}."
+    )
 
 
 def about_loss(comparison: Comparison, finding: Finding) -> str:
-    """Write the verdict on a recipe's loss, with the numbers that it rests on."""
-    verdict = finding.loss
-    said = LOSSES.get(verdict.word, TOO_FEW).format(finding.recipe, comparison.reference)
-    if not verdict.by_seed:
+    """Write the verdict on a recipe's final loss, with the numbers that it rests on."""
+    verdict, seeds = finding.loss, len(finding.loss.by_seed)
+    said = f"{finding.recipe}'s final loss beside {comparison.reference}'s: {verdict.word}"
+    if not seeds:
         return f"{said}."
-    seeds, interval = len(verdict.by_seed), ""
-    if seeds > 1:
-        ends = f"{verdict.low:+.4f} to {verdict.high:+.4f}"
-        interval = f"{100 * verdict.level:.3g} % interval {ends}, "
+    ends = f"{100 * verdict.level:.3g} % interval {verdict.low:+.4f} to {verdict.high:+.4f}, "
     more = more_runs(verdict) if verdict.word == CANNOT_TELL else ""
     return (
-        f"{said} after {verdict.step:,} steps: difference {verdict.difference:+.4f}, {interval}"
-        f"margin {verdict.margin:.4f}, seeds {seeds}{more}."
+        f"{said}; after {verdict.step:,} steps the difference is {verdict.difference:+.4f}, "
+        f"{ends if seeds > 1 else ''}margin {verdict.margin:.4f}, seeds {seeds}{more}."
     )
 
 
@@ -109,17 +98,16 @@ def share_word(runs: list[Run]) -> str:
 
 def trained(comparison: Comparison) -> str:
     """Write what the first completed run trained, on what, when, and with which versions."""
-    runs = [run for run in comparison.study.runs if run.completed]
-    if not runs:
+    run = next((run for run in comparison.study.runs if run.completed), None)
+    if not run:
         return "Trained: no run was completed."
-    first, steps = runs[0].manifest, runs[0].steps
-    versions = first.packages | {"commit": (first.git.commit or "unknown")[:9]}
-    with_what = ", ".join(f"{name} {version}" for name, version in versions.items())
+    first, tokens = run.manifest, run.steps["tokens"].median()
+    versions = [f"{name} {version}" for name, version in first.packages.items()]
     return (
-        f"Trained: {first.flavor}, {count(first.parameters)} parameters; {len(steps):,} steps "
-        f"of {steps['tokens'].median():,.0f} tokens in rows of {first.seq_len:,}; data "
-        f"{first.dataset}; seeds {len({run.seed for run in runs})}; on {first.world_size} "
-        f"{first.hardware.name}, {first.start:%Y-%m-%d}; {with_what}."
+        f"Trained: {first.flavor}, {count(first.parameters)} parameters; {run.length:,} steps of "
+        f"{tokens:,.0f} tokens in rows of {first.seq_len:,}; data {first.dataset}; on "
+        f"{first.world_size} {first.hardware.name}, {first.start:%Y-%m-%d}; "
+        f"{', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.agreement import SpeedUp
 from analysis.runs import Run
-from analysis.speed import MIN_STEPS, difference
+from analysis.speed import difference
 
 BEYOND = np.geomspace(1, 1e9, 3000)  # steps after the runs' end, at which wall times are foretold
 
@@ -17,24 +17,11 @@ class When(StrEnum):
     """When a recipe is ahead: it has taken less wall time in total."""
 
     START = "from the start"
-    FROM = "from"  # a step on
-    UNTIL = "until"  # a step, and not after it
+    FROM = "from step"  # on
+    UNTIL = "until step"  # and not after it
     NEVER = "never"  # it is behind at the end, and no faster per step
-    CANNOT_TELL = "cannot tell"
-    NOT_COMPARED = "-"  # the recipes' clocks do not compare
-
-
-SENTENCES = {
-    When.START: "{a} is ahead of {b} from the start, first step (compile) included.",
-    When.FROM: "{a} is ahead of {b} from step {step} on{interval}, first step (compile) included.",
-    When.UNTIL: "{a} is ahead of {b} until step {step}{interval}, and behind after it.",
-    When.NEVER: "{a} never catches up with {b}: it is behind at the end, and no faster per step.",
-    When.CANNOT_TELL: "{a} may or may not catch up with {b}: it is behind at the end, and these "
-    f"runs cannot tell which is faster per step (that takes {MIN_STEPS} steps, and several runs "
-    "that agree).",
-    When.NOT_COMPARED: "The wall times of {a} and {b} do not compare: one has no completed run, or "
-    "reused compiled kernels in its first steps.",
-}
+    CANNOT_TELL = "at no step of these runs"  # and they cannot tell which is faster per step
+    NOT_COMPARED = "cannot tell"  # the recipes' clocks do not compare
 
 
 @dataclass(frozen=True)
@@ -54,21 +41,13 @@ class BreakEven:
     high: float = math.nan
     beyond: bool = False
 
-    @property
-    def number(self) -> str:
-        return f"about {self.step:,.0f}" if self.beyond else f"{self.step:,.0f}"
-
     def __str__(self) -> str:
-        """For a table."""
+        """Write as "from step about 1,234 (1,100 to 1,400)"."""
         if math.isnan(self.step):
             return self.when
-        return f"until {self.number}" if self.when == When.UNTIL else self.number
-
-    def sentence(self, a: str, b: str) -> str:
-        interval = ""
-        if not math.isnan(self.low):
-            interval = f" (95 % interval {self.low:,.0f} to {self.high:,.0f})"
-        return SENTENCES[self.when].format(a=a, b=b, step=self.number, interval=interval)
+        about = "about " if self.beyond else ""
+        interval = f" ({self.low:,.0f} to {self.high:,.0f})" if self.low >= 0 else ""
+        return f"{self.when} {about}{self.step:,.0f}{interval}"
 
 
 def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
@@ -91,15 +70,13 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     ahead = lines[0, -1] < 0
     if not ahead:
         lines = -lines[[0, 2, 1]]  # the reference's lead
-    ends = np.array([negative_from(steps, line) for line in lines])
-    if ahead and ends[0] == 0:
-        return BreakEven(When.START)
+    step, low, high = (negative_from(steps, line) for line in lines)
+    beyond = step > last
     if ahead:
-        return BreakEven(When.FROM, *ends, beyond=ends[0] > last)
-    if ends[0] in (0, math.inf):
+        return BreakEven(When.FROM, step, low, high, beyond) if step else BreakEven(When.START)
+    if step in (0, math.inf):
         return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
-    ends = np.maximum(0, ends - 1)
-    return BreakEven(When.UNTIL, *ends, beyond=ends[0] > last)
+    return BreakEven(When.UNTIL, step - 1, max(0, low - 1), high - 1, beyond)
 
 
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:

@@ -31,6 +31,7 @@ COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: 
 TOO_GOOD = 8  # margins (2 % of the loss) below the reference: rounding lowers no loss as much
 
 VERDICTS = SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
+TOO_FEW = f"{MIN_SEEDS} seeds of {MIN_STEPS} steps would tell"
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Verdict:
     """How far a recipe's final loss is from its reference's.
 
     Args:
-        word: one of `VERDICTS`, or how many of `MIN_SEEDS` there are.
+        word: one of `VERDICTS`, or `TOO_FEW`.
         by_seed: the difference of each pair of runs, in nats per token.
         low, high, level: the interval of their mean, and its confidence.
         margin: losses are the same within this difference.
         step: the last step of all pairs.
     """
 
-    word: str = f"0 of {MIN_SEEDS} seeds"
+    word: str = TOO_FEW
     by_seed: tuple[float, ...] = ()
     low: float = math.nan
     high: float = math.nan
@@ -89,7 +90,7 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     level = 1 - (1 - LEVEL) / tries
     _, low, high = estimate(mean, level)
     words = {
-        f"{len(mean)} of {MIN_SEEDS} seeds": len(mean) < MIN_SEEDS,
+        TOO_FEW: len(mean) < MIN_SEEDS,
         SAME: max(-low, high) < margin,
         HIGHER: low > margin or (mean > FAR * beside).all(),  # far above, however much they vary
         LOWER: high < -margin,
@@ -97,15 +98,6 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     }
     word = next(word for word, holds in words.items() if holds)
     return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1])
-
-
-def smooth_difference(own: list[Run], others: list[Run]) -> pd.DataFrame:
-    """Average the difference of the loss over seeds and over the last tenth of the steps so far: a
-    row a step, with the interval over seeds."""
-    pairs = apart(own, others)
-    smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
-    lines = estimate(smooth.T, LEVEL)
-    return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
 
 
 # ---- rule 4 ----

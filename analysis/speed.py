@@ -39,6 +39,8 @@ class Ratio(NamedTuple):
     high: float = math.nan
 
     def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return "-"
         interval = f" ({self.low:.2f} to {self.high:.2f})" if self.low >= 0 else ""
         return f"{self.mean:.2f}{interval}"
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from analysis.break_even import When, wall_times
 from analysis.comparison import Comparison
-from analysis.losses import LEVEL, Verdict, smooth_difference
+from analysis.losses import LEVEL, Verdict, apart
 from analysis.plots.style import (
     GREY,
     NoData,
@@ -21,7 +21,8 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
-from analysis.runs import Run
+from analysis.runs import Run, last_tenth
+from analysis.speed import estimate
 from models.flops import count
 
 POINTS = 400  # at least, of a line that has more
@@ -155,6 +156,15 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     find_farthest(axes, comparison)
 
 
+def smooth_difference(own: list[Run], others: list[Run]) -> pd.DataFrame:
+    """Average the difference of the loss over seeds and over the last tenth of the steps so far: a
+    row a step, with the interval over seeds."""
+    pairs = apart(own, others)
+    smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
+    lines = estimate(smooth.T, LEVEL)
+    return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
+
+
 def verdicts(comparison: Comparison) -> dict[str, Verdict]:
     """Choose the verdicts on the loss with pairs of runs."""
     return {recipe: of.loss for recipe, of in comparison.findings.items() if of.loss.by_seed}
@@ -227,7 +237,7 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
     """
     best, reference = comparison.best, comparison.reference
     if best.recipe:
-        finding(axes, best.break_even.sentence(name(best.recipe), name(reference)))
+        finding(axes, f"{name(best.recipe)} is ahead of {name(reference)}: {best.break_even}")
     for below, (recipe, of) in enumerate(comparison.findings.items(), start=1):
         found = of.break_even
         if recipe not in comparison.fp8 or found.beyond or not math.isfinite(found.step):
@@ -239,6 +249,6 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
             marker, place = "x", (5, 11 * below - 6)
         sign = {"color": "white", "markeredgecolor": colour, "markeredgewidth": 1.5}
         axes.plot(found.step, 0, marker, **sign, markersize=8, zorder=5)
-        text = f"{found.when} step {found.number}"
+        text = f"{found.when} {found.step:,.0f}"
         bold = {"color": colour, "fontweight": "bold"}
         axes.annotate(text, (found.step, 0), place, textcoords="offset points", **bold)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.comparison import Comparison
+from analysis.notebook_tables import proofs
 from analysis.plots.bars import completed_runs
-from analysis.table import proofs
 
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:

@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.comparison import BASELINE, Comparison
 from analysis.losses import verdict
-from analysis.table import proofs
+from analysis.notebook_tables import proofs
 
 FROZEN = "puzzle_bf16_frozen"
 

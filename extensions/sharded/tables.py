@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison
-from analysis.table import proofs
+from analysis.notebook_tables import proofs
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 
