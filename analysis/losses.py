@@ -44,6 +44,8 @@ class Verdict:
         low, high, level: the interval of their mean, and its confidence.
         margin: losses are the same within this difference.
         step: the last step of all pairs.
+        runs_needed: how many runs of each recipe would tell whether it is the same, lower or
+            higher; None if unknown.
     """
 
     word: str = TOO_FEW
@@ -53,17 +55,11 @@ class Verdict:
     level: float = LEVEL
     margin: float = math.nan
     step: int = 0
+    runs_needed: int | None = None
 
     @property
     def difference(self) -> float:
         return float(np.mean(self.by_seed)) if self.by_seed else math.nan
-
-    @property
-    def runs_needed(self) -> int | None:
-        """How many runs of each recipe would tell whether it is the same, lower or higher."""
-        distance = abs(abs(self.difference) - self.margin)
-        width = self.high - self.low
-        return runs_needed(len(self.by_seed), width, distance, 1, self.level)
 
 
 def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
@@ -88,7 +84,9 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     mean, beside = ends.mean(), by_seed(others).loc[ends.index, ends.columns].mean()
     margin = TOLERANCE * beside.mean()
     level = 1 - (1 - LEVEL) / tries
-    _, low, high = estimate(mean, level)
+    difference, low, high = estimate(mean, level)
+    to_decide = abs(abs(difference) - margin)
+    needed = runs_needed(len(mean), high - low, to_decide, 1, level)
     words = {
         TOO_FEW: len(mean) < MIN_SEEDS,
         SAME: max(-low, high) < margin,
@@ -97,7 +95,7 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
         CANNOT_TELL: True,
     }
     word = next(word for word, holds in words.items() if holds)
-    return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1])
+    return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1], needed)
 
 
 # ---- rule 4 ----

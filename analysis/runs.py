@@ -105,7 +105,7 @@ class Run:
             return math.nan
         if self.proof.emulated:
             return 0.0
-        return (self.proof.fp8_share_of_matmul_flops or 0.0) * self.steps["in_fp8"].mean()
+        return self.proof.fp8_share * self.steps["in_fp8"].mean()
 
 
 def read_run(path: Path) -> Run:
@@ -116,8 +116,7 @@ def read_run(path: Path) -> Run:
     folders = [*attempts, path]
     logs = [read_windows(folder / METRICS) for folder in folders]
     timings = [read_if_there(folder / TIMING, Timing) for folder in folders]
-    read_proof = read if manifest.status == "completed" else read_if_there
-    proof = read_proof(path / PROOF, Proof)
+    proof = read_if_there(path / PROOF, Proof)
     # Slurm may call every GPU of a host 0, so a UUID says more.
     gpu = manifest.hardware.uuid or manifest.hardware.visible_devices
     run = Run(
@@ -175,16 +174,14 @@ def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.D
     """Make `Run.steps` of the logs of all attempts."""
     rows, known, before = {}, set(), 0.0
     for process, windows in enumerate(logs):
-        took = 0.0
-        for window in windows:
-            # A log begins with the windows that it took over from the attempt before.
-            if (window.step, window.elapsed_s) not in known:
-                known.add((window.step, window.elapsed_s))
-                took = window.elapsed_s
-                # A killed process loses its last steps; the next one makes them again.
-                rows |= rows_of(window, process)
-                rows[window.step] |= {"lr": window.lr, "elapsed": before + took}
-        before += took
+        # A log begins with the windows that it took over from the attempt before.
+        own = [window for window in windows if (window.step, window.elapsed_s) not in known]
+        for window in own:
+            known.add((window.step, window.elapsed_s))
+            # A killed process loses its last steps; the next one makes them again.
+            rows |= rows_of(window, process)
+            rows[window.step] |= {"lr": window.lr, "elapsed": before + window.elapsed_s}
+        before += own[-1].elapsed_s if own else 0
     table = pd.DataFrame([*rows.values()], [*rows], [*COLUMNS]).assign(in_fp8=True)
     for first, stretch in stretches.items():
         table.loc[int(first) :, "in_fp8"] = stretch.in_fp8

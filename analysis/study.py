@@ -62,8 +62,6 @@ def read_study(*paths: Path) -> Study:
     """Read all runs at or below some folders. Raises `StudyError` if they cannot be compared."""
     folders, files = set(), []
     for path in paths:
-        if not path.exists():
-            raise StudyError(f"{path}: no such file or folder")
         folders |= {manifest.parent for manifest in path.rglob(records.MANIFEST)}
         files += path.rglob(records.STUDY_FILE)
     runs, problems = [], []

@@ -246,3 +246,8 @@ class Proof(Record):
     attention: str | None = None  # whose kernels computed it
     compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
     parameters: Parameters
+
+    @property
+    def fp8_share(self) -> float:
+        """The share of the matmul FLOPs that ran in FP8, counted anew; 0 without a matmul."""
+        return self.fp8_flops / max(1, sum(self.gemm_flops.values()))
