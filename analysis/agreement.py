@@ -89,8 +89,8 @@ def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> I
 
 def longest_step(runs: list[Run]) -> str:
     """Name the longest steady step of some runs, beside its run's median step."""
-    seconds = {run.name: run.steady["seconds"] for run in runs}
-    times = pd.concat({name: of / of.median() for name, of in seconds.items()})
+    times = pd.concat({run.name: run.steady["seconds"] for run in runs})
+    times /= times.groupby(level=0).median()
     name, step = times.idxmax()
     return f"step {step} of {name} took {times.max():.1f} times its median step"
 

@@ -20,7 +20,6 @@ IGNORED = (
     "attempt",
     "start",
     "end",
-    "error",
     "command",
     "pid",
     "environment",
@@ -86,18 +85,18 @@ def meant_to_differ(*recipes: str) -> list[str]:
     """List the keys set to different values in the files of two recipes; all keys of FP8 without
     such a file."""
     mine, theirs = map(set_in_file, recipes)
-    if mine is None or theirs is None:
+    if not (mine and theirs):
         return ["quantize."]
     return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
 @cache
-def set_in_file(recipe: str) -> dict | None:
-    """Read the keys set by a recipe's file and its parents over base.yaml; None without a file."""
+def set_in_file(recipe: str) -> dict:
+    """Read the keys set by a recipe's file and its parents over base.yaml; none without a file."""
     if recipe == "base":
         return {}
     for place in ("recipes", "extensions/*/recipes"):
         for file in ROOT.glob(f"{place}/{recipe}.yaml"):
             keys = read_yaml(file)
             return set_in_file(keys.pop("base", "base")) | flat(keys)
-    return None
+    return {}

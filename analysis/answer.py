@@ -1,8 +1,6 @@
 """Should this Llama be trained in FP8? The outcome in sentences: the answer, what it rests on, and
 what limits it."""
 
-from shlex import quote
-
 import numpy as np
 
 from analysis import losses, speed
@@ -20,7 +18,7 @@ SENTENCES = {
     Outcome.NO_PLAIN_YES: "No plain yes: {best.recipe} is faster, but {best.reasons[0]}.",
     Outcome.NO_VERDICT: "No verdict: {best.reasons[0]}.",
     Outcome.SINGLE_RUN: "No verdict from a single run: runs of one recipe differ. "
-    f"It takes {losses.MIN_SEEDS} seeds of each{{command}}",
+    f"It takes {losses.MIN_SEEDS} seeds of each.",
     Outcome.CANNOT_TELL: "Cannot tell: {best.recipe} may be faster or slower.",
     Outcome.NO_GAIN: "No gain: {best.recipe} is as fast as {reference}.",
     Outcome.SLOWER: "No: {best.recipe} is slower.",
@@ -33,20 +31,18 @@ SENTENCES = {
     "show the method, and what FP8 does to the loss of a small model.",
     Outcome.NO_REFERENCE: "No answer: it needs completed runs in FP8, and of {reference}.",
 }
-ADD_SEEDS = f".venv/bin/python -m experiments.study {{}} --seeds {losses.MIN_SEEDS}"
 
 
 def answer(comparison: Comparison) -> list[str]:
     """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
-    best, reference, folder = comparison.best, comparison.reference, comparison.study.folder
-    command = f": {ADD_SEEDS.format(quote(str(folder)))}" if folder else "."
-    first = SENTENCES[best.outcome].format(best=best, reference=reference, command=command)
+    best = comparison.best
+    first = SENTENCES[best.outcome].format(best=best, reference=comparison.reference)
     return [first, *evidence(comparison, best), trained(comparison)]
 
 
 def evidence(comparison: Comparison, finding: Finding) -> list[str]:
     """Write a recipe's speed, loss and share of FP8; nothing without a completed run."""
-    runs = comparison.study.completed(finding.recipe)
+    runs = comparison.study.completed[finding.recipe]
     if not runs:
         return []
     said = [f"Loss: {about_loss(comparison, finding)}"]
@@ -127,9 +123,9 @@ def limits(comparison: Comparison, said: str = "") -> list[str]:
 
 def left_out(comparison: Comparison) -> list[str]:
     """Name the runs that are not compared, with the reason, and unreadable records."""
-    study = comparison.study
-    left = [f"Not compared: {run.name} ({run.status})." for run in study.runs if not run.completed]
-    return left + study.problems
+    left = [run for run in comparison.study.runs if not run.completed]
+    said = [f"Not compared: {run.name} ({run.ending}, step {run.length:,})." for run in left]
+    return said + comparison.study.problems
 
 
 # ---- what else was found ----

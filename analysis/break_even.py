@@ -60,7 +60,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     warm = [{run.facts.get("compile_cache") == "warm" for run in runs} for runs in (own, others)]
     if not (own and others) or warm[0] != warm[1]:
         return BreakEven()
-    clocks = [run.steps["elapsed"].dropna().index for run in own + others]
+    clocks = [run.clock.index for run in own + others]
     last = min(clock[-1] for clock in clocks)
     steps = np.arange(max(clock[0] for clock in clocks), last + 1)
     certain = (gain.ratio.clear or gain.runs == 1) and not gain.caveats
@@ -76,7 +76,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
         return BreakEven(When.FROM, step, low, high, beyond) if step else BreakEven(When.START)
     if step in (0, math.inf):
         return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
-    return BreakEven(When.UNTIL, step - 1, max(0, low - 1), high - 1, beyond)
+    return BreakEven(When.UNTIL, step - 1, max(low - 1, 0), high - 1, beyond)
 
 
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
@@ -86,10 +86,8 @@ def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
     """
     lines = []
     for run in runs:
-        clock = run.steps["elapsed"].dropna()
-        usual = run.steady["seconds"].mean()
-        after = steps - clock.index[-1]
-        lines.append(np.interp(steps, clock.index, clock) + np.where(after > 0, after * usual, 0))
+        after = np.maximum(0, steps - run.clock.index[-1]) * run.steady["seconds"].mean()
+        lines.append(np.interp(steps, run.clock.index, run.clock) + after)
     return np.array(lines)
 
 

@@ -84,12 +84,6 @@ class Comparison:
             default=Finding(),
         )
 
-    @property
-    def completed(self) -> dict[str, list[Run]]:
-        """The completed runs of each recipe that has some."""
-        runs = {recipe: self.study.completed(recipe) for recipe in self.study.recipes}
-        return {recipe: of_recipe for recipe, of_recipe in runs.items() if of_recipe}
-
 
 def compare(study: Study, reference: str | None = None) -> Comparison:
     """Compare all recipes of a study with compiled bf16, or with the named reference.
@@ -98,7 +92,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
         StudyError: there is no completed run of that reference.
     """
     fp8 = [recipe for recipe in study.recipes if is_fp8(recipe, study.started(recipe))]
-    if reference and not study.completed(reference):
+    if reference and not study.completed[reference]:
         raise StudyError(
             f"--reference {reference}: no run of it was completed; the recipes are "
             f"{', '.join(study.recipes)}"
@@ -106,7 +100,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
     reference = reference or choose_reference(study, fp8)
     findings = {}
     for recipe in study.recipes:
-        if recipe != reference and study.completed(reference):
+        if recipe != reference and study.completed[reference]:
             tries = len(fp8) if recipe in fp8 else 1
             findings[recipe] = find(study, recipe, reference, tries)
     return Comparison(study, reference, fp8, findings)
@@ -115,7 +109,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
     """Tell by what is recorded of a recipe's runs, else by the recipe's file."""
     recorded = [run.facts["float8"] for run in runs if "float8" in run.facts]
-    return any(recorded or [(set_in_file(recipe) or {}).get(FLOAT8)])
+    return any(recorded or [set_in_file(recipe).get(FLOAT8)])
 
 
 def choose_reference(study: Study, fp8: list[str]) -> str:
@@ -133,7 +127,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     Args:
         tries: how many recipes are judged together.
     """
-    own, others = study.completed(recipe), study.completed(reference)
+    own, others = study.completed[recipe], study.completed[reference]
     started, beside = study.started(recipe), study.started(reference)
     gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
     breaches, remarks = [], []
@@ -155,20 +149,20 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         Outcome.CPU: study.on_cpu,
         Outcome.DIVERGED: lost[DIVERGED] > others_lost[DIVERGED],
         Outcome.NO_REFERENCE: not own,
-        Outcome.TOO_SHORT: gain.runs == 0,
+        Outcome.TOO_SHORT: not gain.runs,
         Outcome.SINGLE_RUN: gain.runs == 1,
         Outcome.NO_VERDICT: bool(breaches or (slower and gain.caveats)),
-        Outcome.NO_PLAIN_YES: bool(gain.caveats) and not gain.ratio.as_fast,
         Outcome.NO_GAIN: gain.ratio.as_fast,
+        Outcome.NO_PLAIN_YES: bool(gain.caveats),
         Outcome.CANNOT_TELL: not gain.ratio.clear,
         Outcome.SLOWER: slower,
         Outcome.HIGHER_LOSS: judged.word == HIGHER and not unpaired,
         Outcome.FOR_SPEED: judged.word not in (SAME, LOWER) and not of_loss,
+        Outcome.YES: not of_loss,
     }
-    otherwise = Outcome.NO_PLAIN_YES if of_loss else Outcome.YES
     return Finding(
         recipe=recipe,
-        outcome=next((case for case, holds in cases.items() if holds), otherwise),
+        outcome=next((case for case, holds in cases.items() if holds), Outcome.NO_PLAIN_YES),
         speed=gain,
         loss=judged,
         break_even=break_even(own, others, gain),

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 from scipy.spatial.distance import pdist
 
@@ -30,7 +29,7 @@ OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: chance gives fewer
 TOO_GOOD = 8  # margins (2 % of the loss) below the reference: rounding lowers no loss as much
 
-VERDICTS = SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
+SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 TOO_FEW = f"{MIN_SEEDS} seeds of {MIN_STEPS} steps would tell"
 
 
@@ -39,9 +38,9 @@ class Verdict:
     """How far a recipe's final loss is from its reference's.
 
     Args:
-        word: one of `VERDICTS`, or `TOO_FEW`.
+        word: `SAME`, `LOWER`, `HIGHER`, `CANNOT_TELL` or `TOO_FEW`.
         by_seed: the difference of each pair of runs, in nats per token.
-        low, high, level: the interval of their mean, and its confidence.
+        difference, low, high, level: their mean, its interval, and the confidence.
         margin: losses are the same within this difference.
         step: the last step of all pairs.
         runs_needed: how many runs of each recipe would tell whether it is the same, lower or
@@ -50,16 +49,13 @@ class Verdict:
 
     word: str = TOO_FEW
     by_seed: tuple[float, ...] = ()
+    difference: float = math.nan
     low: float = math.nan
     high: float = math.nan
     level: float = LEVEL
     margin: float = math.nan
     step: int = 0
     runs_needed: int | None = None
-
-    @property
-    def difference(self) -> float:
-        return float(np.mean(self.by_seed)) if self.by_seed else math.nan
 
 
 def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
@@ -95,7 +91,8 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
         CANNOT_TELL: True,
     }
     word = next(word for word, holds in words.items() if holds)
-    return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1], needed)
+    step = ends.index[-1]
+    return Verdict(word, tuple(mean), difference, low, high, level, margin, step, needed)
 
 
 # ---- rule 4 ----

@@ -35,7 +35,7 @@ def faults(run: Run) -> Iterator[str]:
     if not (proof and run.timings):
         yield "its records do not show what ran in FP8, and when"
         return
-    in_file = (set_in_file(run.recipe) or {}).get(FLOAT8, manifest.float8)
+    in_file = set_in_file(run.recipe).get(FLOAT8, manifest.float8)
     named = [in_file, run.facts.get(FLOAT8), manifest.float8, proof.recipe_name]
     if len({*named}) > 1:
         said = ", ".join(scaling or "bf16" for scaling in named)
@@ -87,7 +87,7 @@ def of_flops(run: Run) -> Iterator[str]:
 
 def has_extension(run: Run) -> bool:
     """Whether the recipe has a section of an extension, which may switch between precisions."""
-    keys = [*run.facts, *(set_in_file(run.recipe) or {})]
+    keys = set_in_file(run.recipe) or run.facts
     return any((ROOT / "extensions" / key.split(".")[0]).is_dir() for key in keys)
 
 
@@ -109,8 +109,8 @@ def of_clocks(run: Run) -> Iterator[str]:
     """Check that timing.json and the log agree on when the first step ended."""
     if run.steps["process"].iloc[0] > 0:
         return  # the first attempt's steps were lost, and step 1 was made again
-    clock = run.steps["elapsed"].dropna()
-    logged = clock.iloc[0] - run.steps["seconds"].loc[2 : clock.index[0]].sum()
+    first = run.clock.index[0]
+    logged = run.clock[first] - run.steps["seconds"].loc[2:first].sum()
     timed = run.timings[0].time_to_first_step_s
     if abs(timed - logged) > CLOCK * logged:
         yield f"its first step ended after {timed:.0f} s by timing.json, {logged:.0f} s by its log"

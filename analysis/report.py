@@ -47,7 +47,7 @@ def show(title: str, *blocks: str | Table) -> None:
 
 def table(words: pd.DataFrame) -> Table:
     """Draw a table for the terminal: the index on the left, other columns on the right."""
-    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
+    view = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     lines = words.reset_index().astype(str)
     for place, name in enumerate(lines):
         side = "right" if place else "left"
@@ -80,13 +80,13 @@ def as_json(comparison: Comparison) -> bytes:
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("analysis.report", __doc__)
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="what to compare")
+    add("RUNS", nargs="+", type=Path, help="what to compare")
     add("--reference", metavar="RECIPE", help="recipe to compare with (default: the study's)")
     add("--verbose", action="store_true", help="add what the answer rests on, and each run")
     for name, what in ("html", "one self-contained page"), ("json", "the figures for programs"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
     args = parser.parse(argv)
-    comparison = compare(read_study(*args.runs), args.reference)
+    comparison = compare(read_study(*args.RUNS), args.reference)
     print_report(comparison, args.verbose)
     try:
         if args.json:

@@ -74,9 +74,9 @@ class Run:
         return self.ending == "completed" or bool(cut)
 
     @property
-    def status(self) -> str:
-        """How the run ended, and after how many steps if that was too early."""
-        return self.ending if self.completed else f"{self.ending}, step {self.length:,}"
+    def clock(self) -> pd.Series:
+        """Wall time at the end of each log window, by step."""
+        return self.steps["elapsed"].dropna()
 
     @property
     def steady(self) -> pd.DataFrame:
@@ -118,14 +118,14 @@ def read_run(path: Path) -> Run:
     timings = [read_if_there(folder / TIMING, Timing) for folder in folders]
     proof = read_if_there(path / PROOF, Proof)
     # Slurm may call every GPU of a host 0, so a UUID says more.
-    gpu = manifest.hardware.uuid or manifest.hardware.visible_devices
+    gpu = manifest.hardware.uuid or manifest.hardware.visible_devices or "unknown"
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
         ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=f"host {manifest.host}, GPU {gpu}" if gpu else f"host {manifest.host}",
+        place=f"host {manifest.host}, GPU {gpu}",
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
         timings=[timing for timing in timings if timing],

@@ -27,7 +27,11 @@ PART_OF_LEAD = 0.25  # of a promised lead, that a reader may find missing
 MEAN = "the mean steady step"
 QUICK = "the quickest quarter of the steps"
 FIFTHS = [
-    f"the {place} fifth of the steps" for place in ("first", "second", "third", "fourth", "last")
+    "the first fifth of the steps",
+    "the second fifth of the steps",
+    "the third fifth of the steps",
+    "the fourth fifth of the steps",
+    "the last fifth of the steps",
 ]
 
 
@@ -179,4 +183,4 @@ def runs_needed(runs: int, width: float, distance: float, samples: int, level: f
     counts = np.arange(1, MANY)
     widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
     enough = counts[width * widths / widths[runs - 1] <= 2 * distance]
-    return int(enough[0]) if len(enough) else None
+    return next(iter(enough), None)

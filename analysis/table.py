@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from scipy.stats import gmean
+from scipy.stats import gmean, iqr
 
 from analysis.answer import share_word
 from analysis.comparison import COMPILED, Comparison, Finding
@@ -48,12 +48,12 @@ def measured(run: Run) -> dict:
         "recipe": run.recipe,
         "seed": run.seed,
         "completed": run.completed,
-        "status": run.status,
+        "status": run.ending,
         "place": run.place,
         "steps": run.length,
         "final_loss": run.final_loss,
         "tokens_per_s": tokens_per_s(run),
-        "iqr": (seconds.quantile(0.75) - seconds.quantile(0.25)) / seconds.median(),
+        "iqr": iqr(seconds) / seconds.median(),
         "mfu_bf16_peak": mfu(run),
         "time_to_first_step_s": run.first_step_s,
         **{f"{part}_s": sum(of.get(part, 0) for of in startups) for part in STARTUP},
@@ -84,7 +84,7 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
     beside = "compiled bf16" if reference == COMPILED else reference
     rows = {}
     for recipe in comparison.study.recipes:
-        runs = comparison.study.completed(recipe)
+        runs = comparison.study.completed[recipe]
         finding = comparison.findings.get(recipe, Finding())
         speed = {
             "tokens/s": speed_word(runs),
@@ -115,9 +115,9 @@ def loss_word(finding: Finding) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Write how to read the tables, and the notes in the manifests."""
-    noted: dict[str, list[str]] = {}
-    for runs in comparison.completed.values():
-        for run in runs:
-            for note in run.manifest.notes:
-                noted.setdefault(note, []).append(run.name)
-    return [*HOW_TO_READ, *(f"{note} ({', '.join(names)})." for note, names in noted.items())]
+    runs = [run for run in comparison.study.runs if run.completed]
+    noted = pd.Series({run.name: run.manifest.notes for run in runs}).explode().dropna()
+    return [
+        *HOW_TO_READ,
+        *(f"{note} ({', '.join(of.index)})." for note, of in noted.groupby(noted)),
+    ]

@@ -134,7 +134,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
     A recipe that ends more than `FAR` margins away is off the axis.
     """
-    judged = verdicts(comparison)
+    judged, runs = verdicts(comparison), comparison.study.completed
     if not judged:
         raise NoData("it takes completed runs of the reference and of another recipe, equal seeds")
     margin = next(iter(judged.values())).margin
@@ -142,7 +142,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     most = 1.1 * margin
     for recipe in judged:
-        band = smooth_difference(*map(comparison.study.completed, (recipe, comparison.reference)))
+        band = smooth_difference(runs[recipe], runs[comparison.reference])
         draw_band(axes, recipe, band)
         most = max(most, band.abs().max(axis=None))
     most = min(most, FAR * margin)
@@ -198,14 +198,14 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
             study.
     """
     reference = comparison.reference
-    runs = comparison.completed.get(reference)
+    runs = comparison.study.completed[reference]
     if not runs:
         raise NoData(f"there is no completed run of {name(reference)} to be ahead of")
     length = min(run.length for run in runs)
     first = np.mean([run.first_step_s for run in runs])
     lines = {}
     for run in comparison.study.runs:
-        clock = run.steps["elapsed"].dropna().loc[:length]
+        clock = run.clock.loc[:length]
         if run.recipe != reference and len(clock):
             lines[run] = wall_times(runs, clock.index.to_numpy()).mean(axis=0) - clock
             if not with_first_step:
@@ -226,7 +226,7 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     if with_first_step:
         mark_break_even(axes, comparison)
     elif best.recipe:
-        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed(best.recipe)])
+        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed[best.recipe]])
         finding(axes, f"Without the first step {name(best.recipe)}'s lead ends at {end:+,.0f} s")
 
 

@@ -45,6 +45,14 @@ Loss = float | None
 """null where it was not finite."""
 
 
+class StudyFile(BaseModel):
+    """What a study was started with: the part that a reader of its runs needs."""
+
+    recipes: list[str] = []
+    seeds: list[Seed] = []
+    baseline: str = "baseline"
+
+
 class Record(BaseModel):
     """A record with exactly these fields."""
 

@@ -67,7 +67,7 @@ def best_of(comparison: Comparison) -> dict:
         "answer": best.outcome.replace("_", " "),
         "notes": left_out(comparison),
         "FP8 recipe": best.recipe,
-        "tokens/s": speed_word(comparison.study.completed(best.recipe)),
+        "tokens/s": speed_word(comparison.study.completed[best.recipe]),
         "over bf16": str(best.speed.ratio),
         "loss": loss_word(best),
         **best.speed.ratio._asdict(),
@@ -81,7 +81,7 @@ def efficiency(here: Comparison, alone: Comparison, cell: dict) -> dict:
     """
     if alone is here:
         return {}
-    gain = speed_up(*(each.study.completed(here.best.recipe) for each in (here, alone)))
+    gain = speed_up(*(each.study.completed[here.best.recipe] for each in (here, alone)))
     share = Ratio(*(value / cell[PROCESSES] for value in gain.ratio))
     return {"efficiency": str(share)}
 

@@ -7,9 +7,10 @@ import pytest
 
 from analysis.answer import answer, limits
 from analysis.comparison import compare
+from analysis.notebook_tables import cost_by_steps
 from analysis.report import main
 from analysis.study import read_study
-from analysis.table import cost_by_steps, recipe_table, run_table
+from analysis.table import recipe_table, run_table
 from tests.analysis.planted import study
 from tests.make_runs import metrics_lines, write_run
 
@@ -24,8 +25,8 @@ def test_a_row_a_recipe_and_a_row_a_run(tmp_path):
     comparison = compare(read_study(tmp_path))
     row = recipe_table(comparison).loc["baseline"]
     assert row["tokens/s"] == "707" and row["final loss"] == "7.600" and row["runs"] == "2 of 3"
-    assert run_table(comparison)["tokens/s"].tolist() == ["1,000", "500", "-"]
-    assert run_table(comparison)["status"].iloc[-1] == "failed, step 5"
+    assert run_table(comparison)["tokens_per_s"].tolist() == ["1,000", "500", "-"]
+    assert run_table(comparison)["status"].iloc[-1] == "failed"
     [line] = limits(comparison)
     assert "seed2 (failed, step 5)" in line
 
