@@ -243,12 +243,14 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
         if recipe not in comparison.fp8 or found.beyond or not math.isfinite(found.step):
             continue
         _, colour, marker = look(recipe)
-        # beside the line, which rises where a lead is won and falls where it is lost
-        place = 5, -4 - 11 * below
-        if found.when == When.UNTIL:
-            marker, place = "x", (5, 11 * below - 6)
+        lost, late = found.when == When.UNTIL, found.step > np.mean(axes.get_xlim())
+        # Inside the panel, and off the line, which rises where a lead is won and falls where it is
+        # lost.
+        height = 11 * below - 6 if lost != late else -4 - 11 * below
+        place, side = ((-5, height), "right") if late else ((5, height), "left")
+        marker = "x" if lost else marker
         sign = {"color": "white", "markeredgecolor": colour, "markeredgewidth": 1.5}
         axes.plot(found.step, 0, marker, **sign, markersize=8, zorder=5)
         text = f"{found.when} {found.step:,.0f}"
-        bold = {"color": colour, "fontweight": "bold"}
+        bold = {"color": colour, "fontweight": "bold", "horizontalalignment": side}
         axes.annotate(text, (found.step, 0), place, textcoords="offset points", **bold)
