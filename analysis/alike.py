@@ -20,6 +20,7 @@ IGNORED = (
     "attempt",
     "start",
     "end",
+    "error",
     "command",
     "pid",
     "environment",

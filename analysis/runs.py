@@ -172,7 +172,9 @@ def flat(sections: dict) -> dict[str, Any]:
 
 def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
-    rows, known, before = {}, set(), 0.0
+    rows = {}
+    known = set()
+    earlier_s = 0.0  # of all processes before; the clock of each begins at 0
     for process, windows in enumerate(logs):
         # A log begins with the windows that it took over from the attempt before.
         own = [window for window in windows if (window.step, window.elapsed_s) not in known]
@@ -180,8 +182,8 @@ def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.D
             known.add((window.step, window.elapsed_s))
             # A killed process loses its last steps; the next one makes them again.
             rows |= rows_of(window, process)
-            rows[window.step] |= {"lr": window.lr, "elapsed": before + window.elapsed_s}
-        before += own[-1].elapsed_s if own else 0
+            rows[window.step] |= {"lr": window.lr, "elapsed": earlier_s + window.elapsed_s}
+        earlier_s += own[-1].elapsed_s if own else 0
     table = pd.DataFrame([*rows.values()], [*rows], [*COLUMNS]).assign(in_fp8=True)
     for first, stretch in stretches.items():
         table.loc[int(first) :, "in_fp8"] = stretch.in_fp8

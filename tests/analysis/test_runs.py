@@ -19,6 +19,14 @@ def test_a_resumed_run_counts_its_attempts_once(tmp_path):
     assert run.steps["elapsed"].iloc[-1] == pytest.approx(4 + 25 * 0.5 + 4 + 20 * 0.5)
 
 
+def test_a_run_resumed_twice_counts_all_its_processes(tmp_path):
+    """Each process takes 4 s of start-up, then half a second a step."""
+    stopped = [[10, 10, "interrupted"], [20, 20, "interrupted"]]
+    resumed = {"earlier": stopped, "seconds": {"to": 0.5}, "warm_up": 4.5}
+    [run] = read_study(study(tmp_path, recipes="C", seeds=1, steps=40, changes=[resumed])).runs
+    assert run.steps["elapsed"].iloc[-1] == pytest.approx(3 * 4 + 40 * 0.5)
+
+
 def test_a_gpu_is_its_uuid(tmp_path):
     """Slurm calls every GPU of a node 0."""
     gpus = [{"visible_devices": "0"}, {"visible_devices": "0", "uuid": "GPU-1"}]
