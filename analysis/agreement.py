@@ -71,7 +71,8 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
     """Say what contradicts a ratio: different places, or another ratio by an honest way."""
-    ratio, quick = by[MEAN], by[QUICK]
+    ratio = by[MEAN]
+    quick = by[QUICK]
     if math.isnan(ratio.low):
         places = "; ".join(sorted({run.place for run in own + others}))
         yield f"the recipes ran in different places ({places}), which may differ in speed"

@@ -67,7 +67,8 @@ def about_speed(comparison: Comparison, finding: Finding) -> str:
 
 def about_loss(comparison: Comparison, finding: Finding) -> str:
     """Write the verdict on a recipe's final loss, with the numbers that it rests on."""
-    verdict, seeds = finding.loss, len(finding.loss.by_seed)
+    verdict = finding.loss
+    seeds = len(verdict.by_seed)
     said = f"{finding.recipe}'s final loss beside {comparison.reference}'s: {verdict.word}"
     if not seeds:
         return f"{said}."
@@ -97,7 +98,8 @@ def trained(comparison: Comparison) -> str:
     run = next((run for run in comparison.study.runs if run.completed), None)
     if not run:
         return "Trained: no run was completed."
-    first, tokens = run.manifest, run.steps["tokens"].median()
+    first = run.manifest
+    tokens = run.steps["tokens"].median()
     versions = [f"{name} {version}" for name, version in first.packages.items()]
     return (
         f"Trained: {first.flavor}, {count(first.parameters)} parameters; {run.length:,} steps of "
@@ -133,7 +135,8 @@ def left_out(comparison: Comparison) -> list[str]:
 
 def details(comparison: Comparison) -> list[str]:
     """Write the evidence on the other recipes, and remarks."""
-    sentences, best = [], comparison.best
+    sentences = []
+    best = comparison.best
     for recipe, finding in comparison.findings.items():
         sentences += evidence(comparison, finding) if finding != best else []
         if recipe in comparison.fp8:

@@ -130,7 +130,8 @@ def far_above(run: Run, others: list[Run]) -> pd.Series:
 def diverged(own: list[Run], others: list[Run]) -> int:
     """Count the runs, completed or not, whose loss was not finite, or is far above the completed
     runs of the other recipe in most of their last tenth."""
-    beside, count = [run for run in others if run.completed], 0
+    beside = [run for run in others if run.completed]
+    count = 0
     for run in own:
         far = run.length >= MIN_STEPS and last_tenth(far_above(run, beside)).mean() > 0.5
         count += run.ending == "diverged" or far

@@ -65,12 +65,14 @@ def faults(run: Run) -> Iterator[str]:
 def of_flops(run: Run) -> Iterator[str]:
     """Check the FLOPs that ran in FP8: those of all converted layers, as many as the filter
     promises, in the right stretches of steps, with the recipe's kind of scales."""
-    proof, scaling = run.proof, SCALINGS.get(run.proof.recipe_name)
+    proof = run.proof
+    scaling = SCALINGS.get(proof.recipe_name)
     if proof.fp8_flops < proof.fp8_flops_expected * (1 - ROUNDING):
         ran = proof.fp8_flops / proof.fp8_flops_expected
         yield f"FP8 matmuls ran {ran:.0%} of the FLOPs of its converted layers"
     if scaling:
-        share, promised = proof.fp8_share, promised_share(run) * scaling.matmuls / 3
+        share = proof.fp8_share
+        promised = promised_share(run) * scaling.matmuls / 3
         if share < PROMISE * promised:
             yield f"{share:.0%} of its matmul FLOPs ran in FP8; its filter promises {promised:.0%}"
         if not (run.steps["in_fp8"].all() or has_extension(run)):

@@ -60,7 +60,8 @@ def read_study(*paths: Path) -> Study:
     for path in paths:
         folders |= {manifest.parent for manifest in path.rglob(MANIFEST)}
         files += path.rglob(STUDY_FILE)
-    runs, problems = [], []
+    runs = []
+    problems = []
     for path in sorted(folders):
         if path.name.startswith("attempt"):
             continue  # an earlier attempt, which belongs to the run above it
@@ -68,8 +69,8 @@ def read_study(*paths: Path) -> Study:
             runs.append(read_run(path))
         except RecordError as error:
             problems.append(str(error))
-            recipe, seed = path.parent.name, path.name.removeprefix("seed")
-            runs.append(Run(recipe, seed, path=path, ending="unreadable records"))
+            seed = path.name.removeprefix("seed")
+            runs.append(Run(path.parent.name, seed, path=path, ending="unreadable records"))
     if not any(run.manifest for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
     # Scattered runs have no study.yaml, or several.
