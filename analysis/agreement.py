@@ -61,11 +61,12 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     runs = min(len(own), len(others))
     if not runs:
         return SpeedUp()
-    by = ratios(own, others, 1 - (1 - LEVEL) / tries)
+    level = 1 - (1 - LEVEL) / tries
+    by = ratios(own, others, level)
     mean, low, high = ratio = by[MEAN]
     caveats = [*contradictions(by, own, others), *impossible(ratio, own, others)]
     to_decide = max(abs(mean - 1), SMALL - abs(mean - 1))
-    needed = runs_needed(runs, high - low, to_decide, 2, LEVEL)
+    needed = runs_needed(runs, high - low, to_decide, 2, level)
     return SpeedUp(ratio, by, runs, caveats if runs > 1 else [], needed)
 
 
@@ -114,8 +115,8 @@ def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[
 
 
 def trend(own: list[Run], others: list[Run]) -> float:
-    """Work out what ratio a trend explains: runs became slower or faster in time, and one recipe's
-    runs were made first. 1 if the trend may be chance."""
+    """Estimate the ratio that order alone explains: if all runs became slower in time, the recipe
+    that ran first looks faster. 1 if the trend may be chance."""
     runs = own + others
     start = pd.Series([run.manifest.start for run in runs]).rank()
     table = rate_table(runs)[[MEAN]].assign(start=start)

@@ -15,7 +15,8 @@ SENTENCES = {
     Outcome.YES: "Yes: {best.recipe} is faster, and its final loss is {best.loss.word}.",
     Outcome.FOR_SPEED: "For speed, yes: {best.recipe} is faster. Whether its loss is the same, "
     "these runs cannot tell.",
-    Outcome.NO_PLAIN_YES: "No plain yes: {best.recipe} is faster, but {best.reasons[0]}.",
+    Outcome.NO_PLAIN_YES: "No plain yes: {best.recipe} has {best.speed.ratio} times the tokens/s "
+    "of {reference}, but {best.reasons[0]}.",
     Outcome.NO_VERDICT: "No verdict: {best.reasons[0]}.",
     Outcome.SINGLE_RUN: "No verdict from a single run: runs of one recipe differ. "
     f"It takes {losses.MIN_SEEDS} seeds of each.",

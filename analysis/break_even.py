@@ -17,10 +17,10 @@ class When(StrEnum):
     """When a recipe is ahead: it has taken less wall time in total."""
 
     START = "from the start"
-    FROM = "from step"  # on
-    UNTIL = "until step"  # and not after it
-    NEVER = "never"  # it is behind at the end, and no faster per step
-    CANNOT_TELL = "at no step of these runs"  # and they cannot tell which is faster per step
+    FROM = "from step"  # behind at first, ahead from this step on
+    UNTIL = "until step"  # ahead at first, behind after this step
+    NEVER = "never"  # behind at the end, and no faster per step
+    NOT_YET = "at no step of these runs"  # behind at the end; perhaps faster per step
     NOT_COMPARED = "cannot tell"  # the recipes' clocks do not compare
 
 
@@ -30,8 +30,8 @@ class BreakEven:
 
     Args:
         step: the first step ahead with FROM, the last step ahead with UNTIL.
-        low, high: 95 % interval of the step, over the runs; `high` is infinite if the recipe may
-            never be ahead. NaN with a single run.
+        low, high: 95 % interval of the step, over the runs; NaN with a single run. `high` is
+            infinite if the recipe may never be ahead, or never lose its lead.
         beyond: the step comes after the runs' end, and is foretold from their mean steady step.
     """
 
@@ -47,7 +47,7 @@ class BreakEven:
             return self.when
         about = "about " if self.beyond else ""
         interval = f" ({self.low:,.0f} to {self.high:,.0f})" if self.low >= 0 else ""
-        return f"{self.when} {about}{self.step:,.0f}{interval}"
+        return f"{self.when} {about}{self.step:,.0f}{interval}".replace("inf", "never")
 
 
 def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
@@ -75,7 +75,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     if ahead:
         return BreakEven(When.FROM, step, low, high, beyond) if step else BreakEven(When.START)
     if step in (0, math.inf):
-        return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
+        return BreakEven(When.NEVER if certain else When.NOT_YET)
     return BreakEven(When.UNTIL, step - 1, max(low - 1, 0), high - 1, beyond)
 
 

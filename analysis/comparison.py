@@ -1,7 +1,7 @@
 """Each recipe beside its reference: one outcome, and the reasons that limit it.
 
-Rule 6: of no cause a recipe lost more runs than its reference. Otherwise the runs that are left may
-be the lucky ones.
+Rule 6: no cause (a crash, a divergence, a missing record) took more runs from a recipe than from
+its reference. Otherwise the runs that are left may be the lucky ones.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
     YES = "yes"
     FOR_SPEED = "yes_for_speed"  # faster, and the loss is undecided
-    NO_PLAIN_YES = "no_plain_yes"  # faster, and something forbids a yes
+    NO_PLAIN_YES = "no_plain_yes"  # something forbids a yes
     NO_VERDICT = "no_verdict"  # something forbids any verdict on the speed
     SINGLE_RUN = "single_run"
     CANNOT_TELL = "cannot_tell"
@@ -127,10 +127,14 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     Args:
         tries: how many recipes are judged together.
     """
-    own, others = study.completed[recipe], study.completed[reference]
-    started, beside = study.started(recipe), study.started(reference)
-    gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
-    breaches, remarks = [], []
+    own = study.completed[recipe]
+    others = study.completed[reference]
+    started = study.started(recipe)
+    beside = study.started(reference)
+    gain = speed_up(own, others, tries)
+    judged = losses.verdict(own, others, tries)
+    breaches = []
+    remarks = []
     if own:
         differing, remarks = differences(own, others)
         breaches = broken(own) + broken(others) + differing
@@ -140,12 +144,12 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     others_lost = lost_runs(beside, [] if unpaired else started, seeds)
     of_loss = unpaired or list(losses.odd(own, others, judged))
     of_loss += [
-        f"{lost[cause]} of its {seeds} runs did not end well ({cause}), beside "
-        f"{others_lost[cause]} of the reference's"
+        f"of its {seeds} runs {lost[cause]} were lost once ({cause}), and of the reference's "
+        f"{others_lost[cause]}"
         for cause in lost - others_lost
     ]
     slower = gain.ratio.mean < 1 - SMALL
-    cases = {
+    cases = {  # the first one that holds
         Outcome.CPU: study.on_cpu,
         Outcome.DIVERGED: lost[DIVERGED] > others_lost[DIVERGED],
         Outcome.NO_REFERENCE: not own,

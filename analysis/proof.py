@@ -31,11 +31,13 @@ def broken(runs: list[Run]) -> list[str]:
 
 def faults(run: Run) -> Iterator[str]:
     """Compare the recipe's file, the resolved recipe, the manifest, the proof and the clock."""
-    proof, manifest = run.proof, run.manifest
+    proof = run.proof
+    manifest = run.manifest
     if not (proof and run.timings):
         yield "its records do not show what ran in FP8, and when"
         return
-    in_file = set_in_file(run.recipe).get(FLOAT8, manifest.float8)
+    keys = set_in_file(run.recipe)
+    in_file = keys.get(FLOAT8) if keys else manifest.float8
     named = [in_file, run.facts.get(FLOAT8), manifest.float8, proof.recipe_name]
     if len({*named}) > 1:
         said = ", ".join(scaling or "bf16" for scaling in named)
@@ -94,12 +96,13 @@ def has_extension(run: Run) -> bool:
 
 
 def promised_share(run: Run) -> float:
-    """Work out the share of matmul FLOPs in all linear layers but the head: 0, which promises
-    nothing, if the filter leaves out other layers.
+    """Work out the share of matmul FLOPs outside the head: 0, no promise, if the filter leaves out
+    more than the head.
 
     With experts the share comes out too small, because a token meets only some of the parameters.
     """
     manifest = run.manifest
+    # Causality halves attention, so the two counts differ by half of it.
     attention = 2 * (manifest.flops_per_token - manifest.flops_per_token_causal)
     multiplied = (manifest.flops_per_token - attention) / 6  # parameters without the embedding
     head = manifest.parameters - multiplied  # as large as the embedding; 0 if they are one tensor

@@ -3,7 +3,7 @@
     python -m analysis.report runs/four_way-2026-11-22 --html report.html
 
 RUNS are run directories, or folders that hold some. Prints the answer, a table with a row a recipe,
-and what limits them; `--verbose` adds what they rest on.
+and what limits them; `--verbose` adds other recipes and each run.
 
 Exit codes: 2 for bad input.
 """
@@ -26,12 +26,12 @@ from models.errors import InputError
 
 
 def print_report(comparison: Comparison, verbose: bool) -> None:
-    """Print the answer, a row a recipe, and what limits them; `verbose` adds what they rest on."""
+    """Print the answer, a row a recipe, and what limits them; `verbose` adds the rest."""
     said = answer(comparison)
     show(f"\n{QUESTION}", *said, table(recipe_table(comparison)), *limits(comparison, said[0]))
     if verbose:
-        show("\nWhat this rests on", *details(comparison))
-        show("\nRuns", table(run_table(comparison)), *notes(comparison))
+        runs = table(run_table(comparison))
+        show("\nRuns, and other recipes", runs, *details(comparison), *notes(comparison))
 
 
 def show(title: str, *blocks: str | Table) -> None:
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("RUNS", nargs="+", type=Path, help="what to compare")
     add("--reference", metavar="RECIPE", help="recipe to compare with (default: the study's)")
-    add("--verbose", action="store_true", help="add what the answer rests on, and each run")
+    add("--verbose", action="store_true", help="add the other recipes, and each run")
     for name, what in ("html", "one self-contained page"), ("json", "the figures for programs"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
     args = parser.parse(argv)

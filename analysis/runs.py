@@ -184,7 +184,8 @@ def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.D
             rows |= rows_of(window, process)
             rows[window.step] |= {"lr": window.lr, "elapsed": earlier_s + window.elapsed_s}
         earlier_s += own[-1].elapsed_s if own else 0
-    table = pd.DataFrame([*rows.values()], [*rows], [*COLUMNS]).assign(in_fp8=True)
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).assign(in_fp8=True)
+    table.index = table.index.astype(int)  # of a run without records too
     for first, stretch in stretches.items():
         table.loc[int(first) :, "in_fp8"] = stretch.in_fp8
     return table.astype(COLUMNS).rename_axis("step")

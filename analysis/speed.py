@@ -1,4 +1,5 @@
-"""How many times as fast is a recipe? Its tokens/s, counted in several ways, over another recipe's.
+"""How many times as fast as another is a recipe? The ratio of their tokens/s, counted in several
+ways.
 
 Two starts of one recipe differ in speed, and a single run does not show by how much. An interval
 therefore takes several runs.
@@ -59,7 +60,8 @@ class Ratio(NamedTuple):
         return self.low > 1 - SMALL and self.high < 1 + SMALL
 
     def contradicts(self, other: "Ratio") -> bool:
-        """Whether the lead is not `other`'s, or is one where `other` has none."""
+        """Whether `other` misleads: its lead is a quarter off this one, or it has none and this
+        one does."""
         if other.mean < 1:
             return self.mean > 1 + SMALL
         return abs(self.mean - other.mean) > max(SMALL, PART_OF_LEAD * (other.mean - 1))
@@ -78,8 +80,8 @@ def rates(run: Run) -> dict[str, float]:
     """
     steps = run.steady
     seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
-    mostly = steps["in_fp8"].mean() >= 0.5
-    usual = steps["seconds"][steps["in_fp8"] == mostly].to_numpy()
+    in_fp8 = steps["in_fp8"].mean() >= 0.5
+    usual = steps["seconds"][steps["in_fp8"] == in_fp8].to_numpy()
     mean = tokens / seconds
     ways = {
         MEAN: mean,

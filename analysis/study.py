@@ -80,7 +80,7 @@ def read_study(*paths: Path) -> Study:
         if f"{recipe}/seed{seed}" not in recorded:
             runs.append(Run(recipe, str(seed)))
     order = [*file.recipes, *(run.recipe for run in runs)]
-    runs.sort(key=lambda run: (order.index(run.recipe), run.seed))
+    runs.sort(key=lambda run: (order.index(run.recipe), len(run.seed), run.seed))
     check_one_training([run for run in runs if run.completed])
     mark_shared_gpus([run for run in runs if run.manifest and run.manifest.end])
     return Study(runs, file, problems)
@@ -104,10 +104,10 @@ def check_one_training(runs: list[Run]) -> None:
         facts |= rates.rename("the learning rate of step {}".format).to_dict()
         facts[f"the folder of {run.name}"] = run.path
         for key, value in facts.items():
-            other, name = found.setdefault(key, (value, run.name))
-            if value != other:
+            first, name = found.setdefault(key, (value, run.name))
+            if value != first:
                 raise StudyError(
-                    f"these are not the runs of one training, each once: {key} is {other} in "
+                    f"these are not the runs of one training, each once: {key} is {first} in "
                     f"{name} and {value} in {run.name}"
                 )
 
