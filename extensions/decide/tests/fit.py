@@ -8,7 +8,6 @@ Exit code: 0.
 """
 
 import json
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,13 @@ import yaml
 from matplotlib.axes import Axes
 
 from analysis.plots.style import GREY, finding, plot, to_png
-from extensions.decide.answer import FITTED
-from extensions.decide.step import parts
+from extensions.decide import read
+from extensions.decide.answer import beyond, parts
 from models.flops import Sizes
 from models.gpus import GPUS, find
 
 HERE = Path(__file__).parents[1]
+SPEEDUPS = read("speedups.yaml")  # its fields are explained there
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
 # Of three factors: how much longer an FP8 matmul takes with scales of rows, the bytes moved for
@@ -33,13 +33,7 @@ PRIOR, SPREAD, NOISE = np.array([0, 5, 1]), np.array([1, 5, 1]), 0.05
 PARTS = ["fp8_able", "rest", "cast"]
 EXTENTS = ["parameters", "seq_len", "step_tokens"]
 # What an answer says of a pair, or sorts pairs by
-SHOWN = ["name", "model", "stack", "scaling", "gpu", "chip", "billions", "speed_up", "source"]
-
-
-@cache
-def content() -> dict:
-    """Read speedups.yaml, where its fields are explained."""
-    return yaml.load((HERE / "speedups.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+SHOWN = ["name", "model", "stack", "scaling", "gpu", "parameters", "speed_up", "source"]
 
 
 def published() -> pd.DataFrame:
@@ -47,7 +41,7 @@ def published() -> pd.DataFrame:
 
     `gpu` is a key of `GPUS`; it and `chip` are NaN where they are not known.
     """
-    table = pd.DataFrame([content()["absent"] | pair for pair in content()["pairs"]])
+    table = pd.DataFrame([SPEEDUPS["absent"] | pair for pair in SPEEDUPS["pairs"]])
     table["gpu"] = [find(gpu) for gpu in table.gpu]
     ratio = table.ratio.fillna(table.fp8 / table.bf16)
     return table.assign(
@@ -64,7 +58,7 @@ def calibrating() -> pd.DataFrame:
     They are fair, as the recipes are, and not split by tensor parallelism. What is left out
     together has one origin: a repository, or a site's page.
     """
-    table, models = published(), content()["models"]
+    table, models = published(), SPEEDUPS["models"]
     alike = (table["stack"] == "torchao") & (table.kind == "dense") & (table.tensor_parallel == 1)
     known = table.model.isin(models) & table.gpu.notna() & (table.step_tokens > 0)
     fair = table.scaling.isin(["tensorwise", "rowwise"]) & (table.fairness != "doubtful")
@@ -123,37 +117,53 @@ def half_width(unseen: pd.DataFrame) -> float:
     return round(unseen.error.quantile(INSIDE, "higher"), 4)
 
 
-def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> dict:
+def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> list:
     """Give the factors of ranges, [value, low, high]: of a speed-up, and of the seconds that each
     of `PARTS` adds to a step, by recipe."""
     within = np.exp([0, -half_width, half_width])
     step_s = np.array(factors)[:, None] / np.array(pace)[:, None]
     step_s[:2] *= within[:, None]  # bf16 has no speed-up
-    return {"speedup": within.tolist(), "step_s": step_s.tolist()}
+    return [within.tolist(), step_s.tolist()]
 
 
 def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> dict:
-    """Give what fitted.yaml holds, to nine digits, which are the same on every machine."""
+    """Give what fitted.yaml holds: the errors of left-out sources, and what an answer for a GPU
+    of each chip is made of."""
     factors, told = fit(pairs), pairs[pairs.unit == "tok/s/gpu"]
     # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
     pace = told[PARTS] @ factors[2] * told.bf16 / told.step_tokens
     paces, width = pace.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
-    every = published()
-    known = every.chip.notna() & (every.billions > 0)
-    shown = every[known & (every.kind == "dense") & (every.fairness != "doubtful")]
-    found = {
-        "fitted_to": f"{len(pairs)} torchao pairs of {len(every)}",
+    narrow, wide = (rounded(ranges(factors, paces, times * width)) for times in (1, 2))
+    limit = {"covered": limits(pairs, OUTSIDE) | {"frozen": [0, 0]}}
+    limit = rounded(limit | {"answered": limits(pairs, REFUSED)})
+    errors = {
         "sources": unseen.origin.nunique(),
+        "pairs": len(pairs),
         "half_width": width,
         "mean_error": unseen.error.mean(),
         "inside": int(unseen.inside.sum()),
-        "ranges": [ranges(factors, paces, width), ranges(factors, paces, 2 * width)],
-        "chips": sorted(set(pairs.chip)),
-        "covered": limits(pairs, OUTSIDE) | {"frozen": [0, 0]},
-        "answered": limits(pairs, REFUSED),
-        "pairs": shown[SHOWN].to_dict("records"),
     }
-    return json.loads(json.dumps(found), parse_float=lambda digits: float(f"{float(digits):.9g}"))
+    found = {"left_out": rounded(errors)}
+    every = published()
+    known = every.chip.notna() & (every.billions > 0)
+    shown = every[known & (every.kind == "dense") & (every.fairness != "doubtful")]
+    for chip in sorted({gpu.chip for gpu in GPUS.values()}):
+        count = int((pairs.chip == chip).sum())
+        unlike = 2 * (shown.chip != chip) + (shown["stack"] != "torchao")
+        near = shown[unlike == unlike.min()]
+        alike = near[(near["stack"] == "torchao") & (near.scaling == "tensorwise")]
+        of_chip = {
+            "fitted_to": f"{len(pairs)} torchao pairs of {len(every)}, {count} of them on {chip}",
+            "told": alike[["parameters", "speed_up"]].to_numpy().tolist(),
+            "pairs": near[SHOWN].to_dict("records"),
+        }
+        found[chip] = {"ranges": [narrow if count else wide, wide]} | limit | rounded(of_chip)
+    return found
+
+
+def rounded(data: dict) -> dict:
+    """Round to nine digits, which are the same on every machine."""
+    return json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
 
 
 @plot
@@ -172,5 +182,5 @@ if __name__ == "__main__":
     unseen = left_out(pairs)
     kept = fitted(pairs, unseen)
     text = yaml.safe_dump(kept, default_flow_style=None, sort_keys=False, width=999)
-    FITTED.write_text(text, encoding="utf-8")
+    (HERE / "fitted.yaml").write_text(text, encoding="utf-8")
     (HERE / "left_out.png").write_bytes(to_png(drawn(unseen)))
