@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         add(flag, type=whole, default=default)
     for flag in ("--steps", "--tokens", "--price"):
         add(flag, type=number, default=0)
-    ways = ["none", "full"]  # in this order, the first that fits
-    add("--recompute", choices=ways, nargs=1, default=ways)
+    # Without it, the first of the two that fits
+    add("--recompute", choices=["none", "full"], nargs=1, default=["none", "full"])
     add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
     add("--tensor-parallel")
     add("--json", action="store_true")

@@ -50,8 +50,10 @@ def estimate(asked) -> dict:
     )
 
     # Pairs whose model is at most twice as large or small have a say too
-    alike = (ratio for size, ratio in facts["told"] if 0.5 < size / asked.parameters < 2)
-    ratios = [*speedup[0], *alike]
+    ratios = [
+        *speedup[0],
+        *(ratio for size, ratio in facts["told"] if 0.5 < size / asked.parameters < 2),
+    ]
     # The first case that holds: its condition, whether there is an estimate, the verdict, why
     cases = [
         (not gpu.fp8, False, "NO", f"{asked.gpu} has no FP8 units"),
@@ -122,15 +124,16 @@ def parts(training) -> list[float]:
             `RECOMPUTED`; and `frozen`, how many weights are not trained.
     """
     gpu = GPUS[training.gpu]
-    sizes = training.sizes
     tokens = training.step_tokens
     again = RECOMPUTED[training.recompute]
-    *shapes, (vocab, dim) = sizes.linear_shapes().values()  # the head is last
+    *shapes, (vocab, dim) = training.sizes.linear_shapes().values()  # the head is last
     layers = np.array(shapes, float)
     weights = layers.prod(axis=1).sum()
     features = layers.sum()
     head = vocab * dim
-    attention = training.seq_len * flops.q_dim(sizes) * sizes.n_layers * (3.5 + again)
+    attention = (
+        training.seq_len * flops.q_dim(training.sizes) * training.sizes.n_layers * (3.5 + again)
+    )
     # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
     moved = tokens * (4.5 * features * (1 + again / 4) + 6 * vocab)
     moved += 16 * (weights + 2 * head) / training.gpus  # by AdamW

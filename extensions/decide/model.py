@@ -15,7 +15,7 @@ AROUND = r"^.*/|meta-|-(hf|instruct|chat|base|it|v[\d.]+)\b|[-_ ]"
 EXPECTED = (
     "give a name or the config.json of a family that extensions/decide/models.yaml lists, a "
     "recipe, or sizes (dim=, n_layers=, n_heads=, n_kv_heads=, head_dim=, hidden_dim=, "
-    "vocab_size=), whole numbers from 1 to 999,999"
+    "vocab_size=), whole numbers above 0; layers times the largest size are below 100 million"
 )
 
 
@@ -27,7 +27,7 @@ def sizes(words: list[str]) -> Sizes:
         given = {size: int(value) for size, value in given.items()}
         usual = {"n_kv_heads": given["n_heads"], "head_dim": given["dim"] // given["n_heads"]}
         given = usual | given
-        if not all(0 < value < 1_000_000 for value in given.values()):
+        if not all(0 < value * given["n_layers"] < 100_000_000 for value in given.values()):
             raise ValueError(given)
         return Sizes(**given)
     except (ArithmeticError, KeyError, OSError, TypeError, ValueError) as error:

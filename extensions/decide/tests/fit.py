@@ -7,7 +7,6 @@ A pair has training speeds in bf16 and FP8 that others measured side by side: sp
 Exit code: 0.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,20 @@ from matplotlib.axes import Axes
 
 from analysis.plots.style import GREY, finding, plot, to_png
 from extensions.decide import read
-from extensions.decide.answer import beyond, parts
+from extensions.decide.answer import parts
 from models.flops import Sizes
-from models.gpus import GPUS, find
+from models.gpus import GPUS, chip, find
 
 HERE = Path(__file__).parents[1]
 SPEEDUPS = read("speedups.yaml")  # its fields are explained there
+
+
+class NineDigits(yaml.SafeDumper):
+    """Writes nine digits of a number, which are the same on every machine."""
+
+
+NineDigits.add_representer(float, lambda to, value: to.represent_float(float(f"{value:.9g}")))
+
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
 # Of three factors: how much longer an FP8 matmul takes with scales of rows, the bytes moved for
@@ -45,24 +52,30 @@ def published() -> pd.DataFrame:
     table["gpu"] = [find(gpu) for gpu in table.gpu]
     ratio = table.ratio.fillna(table.fp8 / table.bf16)
     return table.assign(
-        chip=table.gpu.map({name: gpu.chip for name, gpu in GPUS.items()}),
+        chip=table.gpu.map(chip, na_action="ignore"),
         parameters=table.billions * 1e9,
         step_tokens=table.batch * table.seq_len,
         speed_up=ratio.where(~table.lower_is_better, 1 / ratio),
     )
 
 
+def fair() -> pd.DataFrame:
+    """List the fair pairs of dense models whose size and GPU are known."""
+    table = published()
+    known = table.gpu.notna() & (table.parameters > 0)
+    return table[known & (table.kind == "dense") & (table.fairness != "doubtful")]
+
+
 def calibrating() -> pd.DataFrame:
     """List the pairs that calibrate, with the rooflines of their `PARTS`, and origins.
 
-    They are fair, as the recipes are, and not split by tensor parallelism. What is left out
-    together has one origin: a repository, or a site's page.
+    They are as the recipes are, and not split by tensor parallelism. What is left out together has
+    one origin: a repository, or a site's page.
     """
-    table, models = published(), SPEEDUPS["models"]
-    alike = (table["stack"] == "torchao") & (table.kind == "dense") & (table.tensor_parallel == 1)
-    known = table.model.isin(models) & table.gpu.notna() & (table.step_tokens > 0)
-    fair = table.scaling.isin(["tensorwise", "rowwise"]) & (table.fairness != "doubtful")
-    table = table[alike & known & fair].assign(frozen=0)
+    table, models = fair(), SPEEDUPS["models"]
+    alike = (table["stack"] == "torchao") & table.scaling.isin(["tensorwise", "rowwise"])
+    known = table.model.isin(models) & (table.step_tokens > 0)
+    table = table[alike & known & (table.tensor_parallel == 1)].assign(frozen=0)
     table["sizes"] = [Sizes(**models[model]) for model in table.model]
     table[PARTS] = [parts(pair) for pair in table.itertuples()]
     origin = table.source.str.extract(r"(github\.com/[^/, ]+/[^/, ]+|[^, ]+)", expand=False)
@@ -85,16 +98,16 @@ def fit(pairs: pd.DataFrame) -> list[list[float]]:
     return [[0.5, rest, cast], [0.5 + rowwise / 2, rest, cast], [1, rest, 0]]
 
 
-def predict(pairs: pd.DataFrame, factors: list[list[float]]) -> pd.Series:
+def predict(pairs: pd.DataFrame, factors: list[list[float]]) -> np.ndarray:
     """Predict the speed-up of each pair."""
-    tensorwise, rowwise, bf16 = (pairs[PARTS] @ factors_of for factors_of in factors)
-    return bf16 / tensorwise.where(pairs.scaling == "tensorwise", rowwise)
+    tensorwise, rowwise, bf16 = (pairs[PARTS] @ np.transpose(factors)).to_numpy().T
+    return bf16 / np.where(pairs.scaling == "tensorwise", tensorwise, rowwise)
 
 
 def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
     """Say from where to where a training may be, so many times outside of the pairs."""
-    ends = pairs[EXTENTS].agg(["min", "max"]).T * [1 / times, times]
-    return ends.T.to_dict("list")
+    ends = pairs[EXTENTS].agg(["min", "max"])
+    return ends.mul([1 / times, times], axis=0).to_dict("list")
 
 
 def left_out(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -114,7 +127,7 @@ def left_out(pairs: pd.DataFrame) -> pd.DataFrame:
 
 def half_width(unseen: pd.DataFrame) -> float:
     """Give the half of the range, a logarithm, that holds `INSIDE` of the errors."""
-    return round(unseen.error.quantile(INSIDE, "higher"), 4)
+    return round(float(unseen.error.quantile(INSIDE, "higher")), 4)
 
 
 def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> list:
@@ -126,44 +139,44 @@ def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> 
     return [within.tolist(), step_s.tolist()]
 
 
-def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> dict:
-    """Give what fitted.yaml holds: the errors of left-out sources, and what an answer for a GPU
-    of each chip is made of."""
+def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
+    """Write fitted.yaml.
+
+    `left_out` has the errors on unseen sources, the others are kinds of GPU. Of each kind:
+    `ranges` as of that function, inside of what the pairs cover and outside; `covered` and
+    `answered`, [least, most] of a training for the first and for any range; what a size of model
+    gained with tensorwise torchao, `told`; and the `pairs` that may be shown: torchao's where there
+    are any, else those of other stacks, else those of other kinds.
+    """
     factors, told = fit(pairs), pairs[pairs.unit == "tok/s/gpu"]
     # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
     pace = told[PARTS] @ factors[2] * told.bf16 / told.step_tokens
     paces, width = pace.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
-    narrow, wide = (rounded(ranges(factors, paces, times * width)) for times in (1, 2))
-    limit = {"covered": limits(pairs, OUTSIDE) | {"frozen": [0, 0]}}
-    limit = rounded(limit | {"answered": limits(pairs, REFUSED)})
+    narrow, wide = (ranges(factors, paces, times * width) for times in (1, 2))
+    covered = limits(pairs, OUTSIDE) | {"frozen": [0, 0]}
+    answered, shown = limits(pairs, REFUSED), fair()
     errors = {
         "sources": unseen.origin.nunique(),
         "pairs": len(pairs),
         "half_width": width,
-        "mean_error": unseen.error.mean(),
+        "mean_error": float(unseen.error.mean()),
         "inside": int(unseen.inside.sum()),
     }
-    found = {"left_out": rounded(errors)}
-    every = published()
-    known = every.chip.notna() & (every.billions > 0)
-    shown = every[known & (every.kind == "dense") & (every.fairness != "doubtful")]
-    for chip in sorted({gpu.chip for gpu in GPUS.values()}):
-        count = int((pairs.chip == chip).sum())
-        unlike = 2 * (shown.chip != chip) + (shown["stack"] != "torchao")
+    found = {"left_out": errors}
+    for kind in sorted({gpu.chip for gpu in GPUS.values()}):
+        count = sum(pairs.chip == kind)
+        unlike = 2 * (shown.chip != kind) + (shown["stack"] != "torchao")
         near = shown[unlike == unlike.min()]
         alike = near[(near["stack"] == "torchao") & (near.scaling == "tensorwise")]
-        of_chip = {
-            "fitted_to": f"{len(pairs)} torchao pairs of {len(every)}, {count} of them on {chip}",
+        found[kind] = {
+            "fitted_to": f"{len(pairs)} torchao pairs of {len(published())}, {count} on {kind}",
+            "ranges": [narrow if count else wide, wide],
+            "covered": covered,
+            "answered": answered,
             "told": alike[["parameters", "speed_up"]].to_numpy().tolist(),
             "pairs": near[SHOWN].to_dict("records"),
         }
-        found[chip] = {"ranges": [narrow if count else wide, wide]} | limit | rounded(of_chip)
-    return found
-
-
-def rounded(data: dict) -> dict:
-    """Round to nine digits, which are the same on every machine."""
-    return json.loads(json.dumps(data), parse_float=lambda digits: float(f"{float(digits):.9g}"))
+    return yaml.dump(found, Dumper=NineDigits, default_flow_style=None, sort_keys=False, width=999)
 
 
 @plot
@@ -180,7 +193,5 @@ def drawn(axes: Axes, unseen: pd.DataFrame) -> None:
 if __name__ == "__main__":
     pairs = calibrating()
     unseen = left_out(pairs)
-    kept = fitted(pairs, unseen)
-    text = yaml.safe_dump(kept, default_flow_style=None, sort_keys=False, width=999)
-    (HERE / "fitted.yaml").write_text(text, encoding="utf-8")
+    (HERE / "fitted.yaml").write_text(fitted(pairs, unseen), encoding="utf-8")
     (HERE / "left_out.png").write_bytes(to_png(drawn(unseen)))
