@@ -98,10 +98,10 @@ def fit(pairs: pd.DataFrame) -> list[list[float]]:
     return [[0.5, rest, cast], [0.5 + rowwise / 2, rest, cast], [1, rest, 0]]
 
 
-def predict(pairs: pd.DataFrame, factors: list[list[float]]) -> np.ndarray:
+def predict(pairs: pd.DataFrame, factors: list[list[float]]) -> pd.Series:
     """Predict the speed-up of each pair."""
-    tensorwise, rowwise, bf16 = (pairs[PARTS] @ np.transpose(factors)).to_numpy().T
-    return bf16 / np.where(pairs.scaling == "tensorwise", tensorwise, rowwise)
+    tensorwise, rowwise, bf16 = (pairs[PARTS] @ factors_of for factors_of in factors)
+    return bf16 / tensorwise.where(pairs.scaling == "tensorwise", rowwise)
 
 
 def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
@@ -154,7 +154,7 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
     paces, width = pace.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
     narrow, wide = (ranges(factors, paces, times * width) for times in (1, 2))
     covered = limits(pairs, OUTSIDE) | {"frozen": [0, 0]}
-    answered, shown = limits(pairs, REFUSED), fair()
+    answered, every, shown = limits(pairs, REFUSED), len(published()), fair()
     errors = {
         "sources": unseen.origin.nunique(),
         "pairs": len(pairs),
@@ -169,7 +169,7 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
         near = shown[unlike == unlike.min()]
         alike = near[(near["stack"] == "torchao") & (near.scaling == "tensorwise")]
         found[kind] = {
-            "fitted_to": f"{len(pairs)} torchao pairs of {len(published())}, {count} on {kind}",
+            "fitted_to": f"{len(pairs)} torchao pairs of {every}, {count} on {kind}",
             "ranges": [narrow if count else wide, wide],
             "covered": covered,
             "answered": answered,

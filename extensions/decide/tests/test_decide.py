@@ -85,10 +85,10 @@ def test_what_is_kept_is_what_the_pairs_give():
 
 
 def test_an_answer_needs_none_of_the_slow_libraries():
-    watched = "import sys; from extensions.decide.__main__ import main; main(sys.argv[1:]); "
-    watched += "print({'torch', 'scipy', 'pandas'} & set(sys.modules), file=sys.stderr)"
-    done = run([sys.executable, "-c", watched, "llama3.1-8B", "--gpu", "h200"])
-    assert done.stderr.strip() == "set()" and done.stdout.startswith("YES: ")
+    command = shlex.split("-X importtime -m extensions.decide llama3.1-8B --gpu h200")
+    done = run([sys.executable, *command])
+    assert done.stdout.startswith("YES: ") and "extensions.decide.answer" in done.stderr
+    assert not re.search(r"\b(torch|scipy|pandas)\b", done.stderr)
 
 
 ANSWERS = """
