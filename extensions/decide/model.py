@@ -27,7 +27,7 @@ def sizes(words: list[str]) -> Sizes:
         given = {size: int(value) for size, value in given.items()}
         usual = {"n_kv_heads": given["n_heads"], "head_dim": given["dim"] // given["n_heads"]}
         given = usual | given
-        if not all(0 < value * given["n_layers"] < 100_000_000 for value in given.values()):
+        if not all(0 < value < 1e8 / given["n_layers"] for value in given.values()):
             raise ValueError(given)
         return Sizes(**given)
     except (ArithmeticError, KeyError, OSError, TypeError, ValueError) as error:
