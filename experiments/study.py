@@ -136,7 +136,7 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
 
     A dry run on a machine without a GPU checks no machine: another one may train.
     """
-    from experiments.training.machine import check_units
+    from experiments.training.machine import check_driver, check_units
     from experiments.training.plan import open_data, plan
     from models import device
 
@@ -144,7 +144,7 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     for name in study.recipes:
         plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
     if not (dry_run and device.TYPE == "cpu"):
-        device.check_driver()
+        check_driver()
         for planned in plans.values():
             check_units(planned)
     for name, planned in plans.items():

@@ -33,14 +33,13 @@ from experiments.jobs.command import (
 from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder, run_folder
-from experiments.training import checkpoint
+from experiments.training import checkpoint, machine
 from experiments.training.machine import LESS_MEMORY, Finding
 from experiments.training.metrics import TIMELINE
 from experiments.training.plan import Plan, check_recipe, digest, to_yaml
 from experiments.training.proof import ProofError
 from experiments.training.trainer import Diverged, Trainer, be_alone
 from models import device
-from models.architectures import label
 from models.errors import InputError
 
 # The manifest last: a start that is killed while it moves them is repeated
@@ -266,9 +265,9 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and matmul._asdict(),
         world_size=plan.world_size,
-        hardware=device.hardware(),
+        hardware=machine.hardware(),
         peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
-        flavor=label(config),
+        flavor=_label(config),
         parameters=plan.args.parameters(),
         flops_per_token=plan.flops_per_token,
         flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
@@ -277,6 +276,12 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         data=plan.token_file.path.name,
         cuda=torch.version.cuda,
     )
+
+
+def _label(config) -> str:
+    """Name the model in tables: its flavor, and sizes that are others, as `cpu, dim 512`."""
+    sizes = vars(config.model.sizes).items()
+    return ", ".join([config.model.flavor, *(f"{name} {size}" for name, size in sizes if size)])
 
 
 def _write_environment(path: Path, environment: records.Environment) -> str:

@@ -15,8 +15,10 @@ import torch.distributed as dist
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
-from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.components.loss import IGNORE_INDEX, build_cross_entropy_loss
+from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers
+from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
@@ -28,7 +30,7 @@ from experiments.training.metrics import TIMELINE, Meter, alone, end_traced_step
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import float8, optimizer
-from models.architectures import architecture, parallelize, train_spec
+from models.architectures import architecture, parallelize
 from models.device import local
 
 # Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
@@ -84,14 +86,19 @@ class Trainer(titan.Trainer):
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
-    def _train_spec(self, _):
+    def _train_spec(self, _) -> TrainSpec:
         """Say how torchtitan builds the parts of a run."""
-        return train_spec(
-            self.plan.config,
-            model_cls=architecture(self.plan.config).model,
+        kind = architecture(self.plan.config)
+        return TrainSpec(
+            model_cls=kind.model,
+            model_args=kind.flavors,  # torchtitan changes the flavor: one run a process
+            pipelining_fn=None,
+            build_tokenizer_fn=None,
             build_dataloader_fn=self._build_loader,
             parallelize_fn=self._convert,
+            build_loss_fn=build_cross_entropy_loss,
             build_optimizers_fn=self._build_optimizers,
+            build_lr_schedulers_fn=build_lr_schedulers,
         )
 
     def _build_loader(self, **_) -> Loader:
