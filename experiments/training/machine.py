@@ -41,13 +41,25 @@ Finding = tuple[str, str]  # topic, and a sentence for people
 
 
 def check_here(plan: Plan) -> list[Finding]:
-    """Check what this machine must have for a run."""
+    """Check what this machine must have for a run. The estimate of memory is compared with what
+    each device has: an error only far beyond that."""
     check_driver()
     check_units(plan)
-    here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    available, mend = device.memory_bytes(), LESS_MEMORY
+    here = f"{device.name()}, {available / 2**30:.0f} GiB ({device.TYPE})"
     if device.TYPE == "cuda" and 0 < (torch.backends.cudnn.version() or 0) < FAST_ATTENTION:
         here += "; cuDNN is older than 9.15: with a newer nvidia-cudnn attention is faster"
-    return [("device", here), ("memory", _check_memory(plan))]
+    if device.TYPE == "cpu":
+        available /= plan.world_size  # which share it
+        mend = "without a GPU, take the small Llama (--overlay cpu)"
+    elif plan.world_size == 1:
+        available, _ = torch.cuda.mem_get_info()  # other programs may hold some
+    finding = memory_finding(plan.memory_needed, available)
+    if plan.memory_needed > HOPELESS * available:
+        raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
+    if plan.memory_needed > available:
+        finding += ": this will probably not fit"
+    return [("device", here), ("memory", finding)]
 
 
 def check_units(plan: Plan) -> None:
@@ -89,22 +101,6 @@ def _check_compiler() -> None:
             "compiler in the environment variable CC (on a CPU: CXX), or run the recipe "
             "`baseline`, which is not compiled"
         )
-
-
-def _check_memory(plan: Plan) -> str:
-    """Compare the estimate with what each device has; an error only far beyond that."""
-    available, mend = device.memory_bytes(), LESS_MEMORY
-    if device.TYPE == "cpu":
-        available /= plan.world_size  # which share it
-        mend = "without a GPU, take the small Llama (--overlay cpu)"
-    elif plan.world_size == 1:
-        available, _ = torch.cuda.mem_get_info()  # other programs may hold some
-    finding = memory_finding(plan.memory_needed, available)
-    if plan.memory_needed > HOPELESS * available:
-        raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
-    if plan.memory_needed > available:
-        finding += ": this will probably not fit"
-    return finding
 
 
 # ---- what it is ----

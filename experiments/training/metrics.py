@@ -77,13 +77,14 @@ class Meter:
     """Collects the steps of a log window; `close` makes its record."""
 
     def __init__(self, plan: Plan, processor: MetricsProcessor):
-        """`processor` is torchtitan's, with the waits for micro-batches."""
+        """Begin a window now; `processor` is torchtitan's, with the waits for micro-batches."""
         self.plan, self.processor = plan, processor
         self.combine = plan.recipe.hook("combine", alone)
+        self._empty()
+        self.marks = [device.mark()]  # then one at the end of each step
 
-    def begin(self, mark) -> None:
-        """Begin a window at a `device.mark`."""
-        self.marks = [mark]  # then one at the end of each step
+    def _empty(self) -> None:
+        """Forget the steps of the last window."""
         self.losses: list[torch.Tensor] = []  # this process's part of each step's, on the device
         self.valid_tokens = 0.0  # of the run
         self.not_steady: list[int] = []
@@ -119,7 +120,8 @@ class Meter:
             peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )
-        self.begin(self.marks[-1])
+        self._empty()
+        self.marks = self.marks[-1:]
         return window
 
 

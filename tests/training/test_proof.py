@@ -36,7 +36,10 @@ class Run:
         self.config.activation_checkpoint.mode = "none"
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
-        self.plan = Plan(Recipe("test", "", self.config), args=None, fp8=fp8)
+        alone = {"world_size": 1, "shards": 1, "passes": 1}
+        costs = {"flops_per_token": 0, "memory_needed": 0, "description": ""}
+        recipe = Recipe("test", "", self.config)
+        self.plan = Plan(recipe, self.config, None, fp8, **alone, **costs)
         if convert:
             float8.convert(self.model, self.plan)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)

@@ -6,7 +6,7 @@ import shutil
 import pandas as pd
 import pytest
 
-from experiments.config import studies
+from experiments import study as studies
 from experiments.config.yaml_with_origins import dump
 from experiments.jobs.command import COME_BACK, FOR_GOOD
 from extensions.sweep import __main__ as command
