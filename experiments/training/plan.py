@@ -53,9 +53,10 @@ class Plan:
 
 
 def plan(recipe: recipes.Recipe) -> Plan:
-    """Work out and check a recipe. Raises `InputError`."""
+    """Work out and check what a recipe asks for. Raises `InputError`."""
     fp8, config, training = _choose_fp8(recipe), recipe.config, recipe.config.training
-    args, world_size = model_args(config), recipe.hook("processes", lambda config: 1)(config)
+    args = model_args(config)
+    world_size = recipe.hook("processes", lambda config: 1)(config)
     shards = recipe.hook("shards", check_whole)(config, args, fp8.layers)
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
     memory = memory_by_use(config, args, shards, passes)
@@ -64,14 +65,14 @@ def plan(recipe: recipes.Recipe) -> Plan:
     flops = args.flops_per_token(training.seq_len)
     in_fp8 = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8" if fp8.layers else "no FP8"
     planned = Plan(
-        recipe,
-        config,
-        args,
-        fp8,
-        world_size,
-        shards,
-        passes,
-        flops,
+        recipe=recipe,
+        config=config,
+        args=args,
+        fp8=fp8,
+        world_size=world_size,
+        shards=shards,
+        passes=passes,
+        flops_per_token=flops,
         memory_needed=sum(memory.values()),
         description=f"{args.describe()}, {flops / 1e9:.4g} GFLOP per token, {in_fp8}",
     )
