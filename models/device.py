@@ -1,4 +1,4 @@
-"""What this machine is, and a CPU where torchtitan expects an accelerator.
+"""The device of this machine, and a CPU where torchtitan expects an accelerator.
 
 torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a
 GPU. Importing this module before torchtitan puts a CPU device there instead, and keeps out what

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -76,10 +77,10 @@ TIMELINE = Timeline()
 class Meter:
     """Collects the steps of a log window; `close` makes its record."""
 
-    def __init__(self, plan: Plan, processor: MetricsProcessor):
-        """Begin a window now; `processor` is torchtitan's, with the waits for micro-batches."""
-        self.plan, self.processor = plan, processor
-        self.combine = plan.recipe.hook("combine", alone)
+    def __init__(self, plan: Plan, processor: MetricsProcessor, combine: Callable):
+        """Begin a window now. `processor` is torchtitan's, with the waits for micro-batches;
+        `combine` adds up values of a run's processes."""
+        self.plan, self.processor, self.combine = plan, processor, combine
         self._empty()
         self.marks = [device.mark()]  # then one at the end of each step
 
@@ -123,11 +124,6 @@ class Meter:
         self._empty()
         self.marks = self.marks[-1:]
         return window
-
-
-def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
-    """Combine the values of the processes of a run: of one, they are as they are."""
-    return values
 
 
 def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, float | None]:

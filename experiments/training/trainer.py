@@ -27,7 +27,7 @@ from experiments.jobs.command import Interrupted, Stop
 from experiments.records import files
 from experiments.records.run import METRICS, NOT_STEADY_STEPS, PROOF, TIMING, Window
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter, alone, end_traced_step, tracer
+from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import float8, optimizer
@@ -45,6 +45,11 @@ if device.TYPE == "cuda":
 
 class Diverged(RuntimeError):
     """A loss or a gradient norm is not finite."""
+
+
+def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
+    """Combine the values of the processes of a run: of one, they are as they are."""
+    return values
 
 
 class Trainer(titan.Trainer):
@@ -71,7 +76,7 @@ class Trainer(titan.Trainer):
             self.maybe_enable_amp = nullcontext()
 
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
-        self.combine = plan.recipe.hook("combine", alone)  # values of a run's processes
+        self.combine = plan.recipe.hook("combine", alone)
         self.first_step = 1  # of this process
         self._stop_code = 0
         TIMELINE.mark("optimizer")
@@ -154,7 +159,7 @@ class Trainer(titan.Trainer):
         config, first = self.job_config, self.step == self.first_step
         if first:
             self.begin_stretch(config.training.steps)
-            self.meter = Meter(self.plan, self.metrics_processor)
+            self.meter = Meter(self.plan, self.metrics_processor, self.combine)
         for prepare in self.plan.recipe.hooks("before_step"):
             prepare(self, self.step)
         profiled = self.step == self.profiled_step
