@@ -34,10 +34,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
-from experiments.corpus.rows import Loader
+from experiments.corpus.rows import Loader, open_data
 from experiments.jobs.command import Stop
-from experiments.training.plan import Plan, open_data, plan
-from experiments.training.trainer import Trainer, be_alone
+from experiments.training.attempt import be_alone
+from experiments.training.plan import Plan, plan
+from experiments.training.trainer import Trainer
 from extensions.fp8_lm.gradients import decode, encode
 
 RANKS = (2, 4, 8, 16, 32)

@@ -34,10 +34,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
-from experiments.corpus.rows import Loader
+from experiments.corpus.rows import Loader, open_data
 from experiments.jobs.command import Stop, leave
-from experiments.training.plan import open_data, plan
-from experiments.training.trainer import Trainer, be_alone
+from experiments.training.attempt import be_alone
+from experiments.training.plan import plan
+from experiments.training.trainer import Trainer
 from extensions.scalings import ALL, SCALINGS, Scaling
 from extensions.scalings.layer import linear
 

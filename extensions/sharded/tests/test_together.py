@@ -10,6 +10,7 @@ import pytest
 from experiments.config import recipes
 from experiments.records.files import read
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
+from experiments.training.plan import plan
 from tests import processes
 from tests.generated.compatibility import cells
 from tests.runs import SMALLEST, TINY, lines_of, losses_of, proves_its_fp8
@@ -45,7 +46,7 @@ def folder(tmp_path_factory) -> Path:
     asked = []
     for name, (recipe, keys) in runs.items():
         keys = [*QUICK, *keys]
-        count = recipes.load(recipe, ["cpu"], keys).processes
+        count = plan(recipes.load(recipe, ["cpu"], keys)).world_size
         asked.append([count, [recipe, "--overlay", "cpu", "--out", str(folder / name), *keys]])
     (folder / "runs.json").write_text(json.dumps(asked))
     command = [sys.executable, "-m", "extensions.sharded.tests.forked", folder / "runs.json"]
