@@ -185,7 +185,8 @@ def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.D
                 rows |= rows_of(window, process)
                 rows[window.step] |= {"lr": window.lr, "elapsed": before + took}
         before += took
-    table = pd.DataFrame([*rows.values()], [*rows], [*COLUMNS]).assign(in_fp8=True)
+    steps = pd.Index([*rows], dtype=int)  # of a run without records too
+    table = pd.DataFrame([*rows.values()], steps, [*COLUMNS]).assign(in_fp8=True)
     for first, stretch in stretches.items():
         table.loc[int(first) :, "in_fp8"] = stretch.in_fp8
     return table.astype(COLUMNS).rename_axis("step")
