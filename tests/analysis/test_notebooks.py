@@ -58,7 +58,7 @@ def write_plan(folder: Path, recipes: list[str]) -> None:
 def test_notebook_opens_on_any_runs(name, folder, tmp_path, monkeypatch, capsys):
     """On a study as `make study` leaves it, and on an empty folder."""
     if folder == "study":
-        study(tmp_path, recipes="BCRT", seeds=1, steps=60)
+        study(tmp_path, "BCRT", seeds=[0], steps=60)
     monkeypatch.setenv("RUNS", str(tmp_path))
     monkeypatch.delenv("PUBLISHED_LOGS", raising=False)
     monkeypatch.chdir(NOTEBOOKS[name].parent)
@@ -75,12 +75,12 @@ def test_notebook_opens_on_any_runs(name, folder, tmp_path, monkeypatch, capsys)
         assert ".venv/bin/python -m" in capsys.readouterr().out  # what to run
 
 
-def write_dated_study(folder: Path, month: int, device="cpu", **facts) -> None:
-    """Write a study of one run, of a month of 2026."""
-    facts |= {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
-    write_run(folder / "baseline" / "seed0", **facts)
+def write_dated_study(folder: Path, day: int, device="cpu", **facts) -> None:
+    """Write a study of one run, of a day."""
+    hardware = {"type": device}
+    write_run(folder / "baseline" / "seed0", begin=86400 * day, hardware=hardware, **facts)
     write_plan(folder, ["baseline"])
-    os.utime(folder, (month, month))
+    os.utime(folder, (day, day))
 
 
 @pytest.fixture

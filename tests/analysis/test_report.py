@@ -11,20 +11,24 @@ from analysis.report import main
 from analysis.study import read_study
 from analysis.table import cost_by_steps, recipe_table, run_table
 from tests.analysis.planted import study
-from tests.make_runs import metrics_lines, write_run
+from tests.make_runs import write_run
 
 FP8 = "tensorwise_fp8_compiled"
 
 
 def test_a_row_a_recipe_and_a_row_a_run(tmp_path):
-    """0.1 s and 0.2 s a step: 1,000 and 500 tokens/s, the geometric mean of which is 707."""
-    for seed, step_s in enumerate((0.1, 0.2)):
-        write_run(tmp_path / f"{seed}", seed=seed, lines=metrics_lines(step_s=step_s, shift=seed))
-    write_run(tmp_path / "failed", lines=metrics_lines(last=5), seed=2, status="failed")
-    comparison = compare(read_study(tmp_path))
+    """Of 4,096 tokens in 0.5 s and 1 s the geometric mean is 5,793 tokens/s. The final loss is that
+    of the last tenth of the steps."""
+    changes = [
+        {"losses": {"to": 9.0, "steps": [1, 27]}},
+        {"runs": ["B/0"], "seconds": {"to": 0.5}, "losses": {"to": 7.1, "steps": [28, 30]}},
+        {"runs": ["B/1"], "seconds": {"to": 1.0}, "losses": {"to": 8.1, "steps": [28, 30]}},
+        {"runs": ["B/2"], "made": 5, "status": "failed"},
+    ]
+    comparison = compare(read_study(study(tmp_path, "B", steps=30, changes=changes)))
     row = recipe_table(comparison).loc["baseline"]
-    assert row["tokens/s"] == "707" and row["final loss"] == "7.600" and row["runs"] == "2 of 3"
-    assert run_table(comparison)["tokens/s"].tolist() == ["1,000", "500", "-"]
+    assert row["tokens/s"] == "5,793" and row["final loss"] == "7.600" and row["runs"] == "2 of 3"
+    assert run_table(comparison)["tokens/s"].tolist() == ["8,192", "4,096", "-"]
     assert run_table(comparison)["status"].iloc[-1] == "failed, step 5"
     [line] = limits(comparison)
     assert "seed2 (failed, step 5)" in line
@@ -33,7 +37,7 @@ def test_a_row_a_recipe_and_a_row_a_run(tmp_path):
 def test_cost_of_a_run_of_n_steps(tmp_path):
     """14 s to the end of the first step, then 0.1 s a step within the runs' 200 and beyond."""
     run = {"seconds": {"to": 0.1}, "warm_up": 14.0}
-    written = study(tmp_path, recipes="C", seeds=1, steps=200, changes=[run])
+    written = study(tmp_path, recipes="C", seeds=[0], start_spread=0.0, steps=200, changes=[run])
     hours = cost_by_steps(compare(read_study(written)), [100, 10_000])
     seconds = (3600 * hours["baseline_compiled"]).to_dict()
     assert seconds == pytest.approx({100: 14 + 9.9, 10_000: 14 + 999.9})
@@ -65,8 +69,8 @@ def test_page_and_json(tmp_path, capsys):
 
 
 def test_how_many_runs_would_tell_is_said(tmp_path):
-    noisy = study(tmp_path / "b05_two_seeds_noisy", seeds=2, start_spread=0.08)
-    comparison = compare(read_study(noisy))
+    noisy = [{"runs": ["T/0"], "seconds": {"by": 0.25}}, {"runs": ["T/1"], "speed": 1.5}]
+    comparison = compare(read_study(study(tmp_path, seeds=[0, 1], changes=noisy)))
     assert comparison.best.outcome == "cannot_tell"
     assert f"about {comparison.best.speed.runs_needed} runs of each" in answer(comparison)[1]
 
