@@ -2,8 +2,6 @@
 precision."""
 
 import copy
-import json
-import sys
 from functools import partial
 
 import pytest
@@ -19,7 +17,6 @@ from experiments.training import trainer
 from extensions.phases import fp8_steps
 from extensions.phases.layers import switch
 from models import float8
-from tests import processes
 from tests.models.layers import converted
 from tests.runs import SMALLEST, TINY, kill, losses_of
 
@@ -80,12 +77,9 @@ def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
 @pytest.mark.slow
 def test_two_processes_that_recompute_activations_switch_together(tmp_path):
     """FSDP2 gathers weights in bf16."""
-    pytest.importorskip("extensions.sharded")
+    forked = pytest.importorskip("extensions.sharded.tests.forked")
     keys = [*SMALL, *phase(2, 2), "activation_checkpoint.mode=full", "sharded.processes=2"]
-    run = [FP8, "--overlay", "cpu", "--out", str(tmp_path / "run"), *keys]
-    (tmp_path / "runs.json").write_text(json.dumps([[2, run]]))
-    command = [sys.executable, "-m", "extensions.sharded.tests.forked", tmp_path / "runs.json"]
-    processes.run(command, 290)
+    forked.train(tmp_path, {"run": (FP8, keys)})
     assert phases_of(tmp_path / "run") == [("1", False), ("2", True), ("3", False)]
 
 
