@@ -8,14 +8,16 @@ from tests.make_runs import write_run
 
 
 def test_a_resumed_run_counts_its_attempts_once(tmp_path):
-    """The first process lost steps 21 to 25, which the second made again, after 4 s of start-up."""
-    resumed = {"earlier": [[20, 25, "running"]], "seconds": {"to": 0.5}, "warm_up": 4.5}
+    """The first process lost steps 21 to 25, which the second made again, after 4 s of start-up.
+    The second stopped on purpose."""
+    attempts = [[20, 25, "running"], [30, 30, "interrupted"]]
+    resumed = {"earlier": attempts, "seconds": {"to": 0.5}, "warm_up": 4.5}
     words = {"seeds": [0], "steps": 40, "start_spread": 0.0, "changes": [resumed]}
     [run] = read_study(study(tmp_path, "C", **words)).runs
     assert run.completed and run.earlier == ["running or killed"]
     assert run.steps.index.tolist() == list(range(1, 41))
-    assert run.steps["process"].tolist() == [0] * 20 + [1] * 20
-    assert run.steps["elapsed"].iloc[-1] == pytest.approx(4 + 25 * 0.5 + 4 + 20 * 0.5)
+    assert run.steps["process"].tolist() == [0] * 20 + [1] * 10 + [2] * 10
+    assert run.steps["elapsed"].iloc[-1] == pytest.approx(3 * 4 + 45 * 0.5)
 
 
 def test_a_gpu_is_its_uuid(tmp_path):
