@@ -40,19 +40,15 @@ class SpeedUp:
         by: the ratio by each way.
         runs: how many runs have a rate, of the recipe with fewer.
         caveats: what contradicts the ratio; none of a single run, because nothing is known of it.
+        runs_needed: how many runs of each recipe would tell whether it is faster, slower or as
+            fast; None if unknown.
     """
 
     ratio: Ratio = Ratio(math.nan)
     by: dict[str, Ratio] = field(default_factory=dict)
     runs: int = 0
     caveats: list[str] = field(default_factory=list)
-
-    @property
-    def runs_needed(self) -> int | None:
-        """How many runs of each recipe would tell whether it is faster, slower or as fast."""
-        mean, low, high = self.ratio
-        distance = max(abs(mean - 1), SMALL - abs(mean - 1))
-        return runs_needed(self.runs, high - low, distance, 2, LEVEL)
+    runs_needed: int | None = None
 
 
 def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
@@ -65,14 +61,19 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     runs = min(len(own), len(others))
     if not runs:
         return SpeedUp()
-    by = ratios(own, others, 1 - (1 - LEVEL) / tries)
-    caveats = [*contradictions(by, own, others), *impossible(by[MEAN], own, others)]
-    return SpeedUp(by[MEAN], by, runs, caveats if runs > 1 else [])
+    level = 1 - (1 - LEVEL) / tries
+    by = ratios(own, others, level)
+    mean, low, high = ratio = by[MEAN]
+    caveats = [*contradictions(by, own, others), *impossible(ratio, own, others)]
+    to_decide = max(abs(mean - 1), SMALL - abs(mean - 1))
+    needed = runs_needed(runs, high - low, to_decide, 2, level)
+    return SpeedUp(ratio, by, runs, caveats if runs > 1 else [], needed)
 
 
 def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
     """Say what contradicts a ratio: different places, or another ratio by an honest way."""
-    ratio, quick = by[MEAN], by[QUICK]
+    ratio = by[MEAN]
+    quick = by[QUICK]
     if math.isnan(ratio.low):
         places = "; ".join(sorted({run.place for run in own + others}))
         yield f"the recipes ran in different places ({places}), which may differ in speed"
@@ -90,8 +91,8 @@ def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> I
 
 def longest_step(runs: list[Run]) -> str:
     """Name the longest steady step of some runs, beside its run's median step."""
-    seconds = {run.name: run.steady["seconds"] for run in runs}
-    times = pd.concat({name: of / of.median() for name, of in seconds.items()})
+    times = pd.concat({run.name: run.steady["seconds"] for run in runs})
+    times /= times.groupby(level=0).median()
     name, step = times.idxmax()
     return f"step {step} of {name} took {times.max():.1f} times its median step"
 
@@ -114,8 +115,8 @@ def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[
 
 
 def trend(own: list[Run], others: list[Run]) -> float:
-    """Work out what ratio a trend explains: runs became slower or faster in time, and one recipe's
-    runs were made first. 1 if the trend may be chance."""
+    """Estimate the ratio that order alone explains: if all runs became slower in time, the recipe
+    that ran first looks faster. 1 if the trend may be chance."""
     runs = own + others
     start = pd.Series([run.manifest.start for run in runs]).rank()
     table = rate_table(runs)[[MEAN]].assign(start=start)
@@ -130,15 +131,10 @@ def trend(own: list[Run], others: list[Run]) -> float:
 
 def same_places(own: list[Run], others: list[Run]) -> dict[str, Ratio]:
     """Find the ratio at the places of both recipes, if their shares differ."""
-    tables = [
-        rate_table(runs)[[MEAN]].assign(place=[run.place for run in runs]) for runs in (own, others)
-    ]
-    shares = [table["place"].value_counts(normalize=True) for table in tables]
-    rates = [table.groupby("place")[MEAN].mean() for table in tables]
-    apart = (rates[0] - rates[1]).dropna()
-    if apart.empty or (shares[0] - shares[1]).eq(0).all():
+    a, b = (rate_table(runs)[MEAN].groupby([run.place for run in runs]) for runs in (own, others))
+    if (a.size() / len(own)).equals(b.size() / len(others)):
         return {}
-    return {"at the places that both had": Ratio(math.exp(apart.mean()))}
+    return {"at the places that both had": Ratio(math.exp((a.mean() - b.mean()).mean()))}
 
 
 def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:

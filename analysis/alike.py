@@ -46,7 +46,7 @@ IGNORED = (
     "hardware.visible_devices",
     "hardware.uuid",
 )
-# Records that change no step's arithmetic: a difference is told, and forbids nothing.
+# Records that may differ: told, and they forbid nothing.
 MINOR = ("hardware.threads", "git.commit", "compile_cache")
 
 
@@ -58,7 +58,8 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     the same shares.
     """
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
-    forbidden, remarks = [], []
+    forbidden = []
+    remarks = []
     for key in ChainMap(*[run.facts for run in own + others]):
         mine, theirs = values(own, key), values(others, key)
         if mine != theirs and not key.startswith(passed_over):
@@ -83,21 +84,21 @@ def fewest_graphs(runs: list[Run]) -> int:
 
 
 def meant_to_differ(*recipes: str) -> list[str]:
-    """List the keys set to different values in the files of two recipes; all keys of FP8 without
-    such a file."""
+    """List the keys that the files of two recipes set differently. If a recipe has no file: all
+    keys of FP8."""
     mine, theirs = map(set_in_file, recipes)
-    if mine is None or theirs is None:
+    if not (mine and theirs):
         return ["quantize."]
     return [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
 
 
 @cache
-def set_in_file(recipe: str) -> dict | None:
-    """Read the keys set by a recipe's file and its parents over base.yaml; None without a file."""
+def set_in_file(recipe: str) -> dict:
+    """Read the keys set by a recipe's file and its parents over base.yaml; none without a file."""
     if recipe == "base":
         return {}
     for place in ("recipes", "extensions/*/recipes"):
         for file in ROOT.glob(f"{place}/{recipe}.yaml"):
             keys = read_yaml(file)
             return set_in_file(keys.pop("base", "base")) | flat(keys)
-    return None
+    return {}

@@ -1,14 +1,12 @@
 """Should this Llama be trained in FP8? The outcome in sentences: the answer, what it rests on, and
 what limits it."""
 
-from shlex import quote
-
 import numpy as np
 
 from analysis import losses, speed
 from analysis.agreement import SpeedUp
 from analysis.comparison import Comparison, Finding, Outcome
-from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME
+from analysis.losses import CANNOT_TELL
 from analysis.runs import Run
 from models.flops import count
 
@@ -17,10 +15,11 @@ SENTENCES = {
     Outcome.YES: "Yes: {best.recipe} is faster, and its final loss is {best.loss.word}.",
     Outcome.FOR_SPEED: "For speed, yes: {best.recipe} is faster. Whether its loss is the same, "
     "these runs cannot tell.",
-    Outcome.NO_PLAIN_YES: "No plain yes: {best.recipe} is faster, but {best.reasons[0]}.",
+    Outcome.NO_PLAIN_YES: "No plain yes: {best.recipe} has {best.speed.ratio} times the tokens/s "
+    "of {reference}, but {best.reasons[0]}.",
     Outcome.NO_VERDICT: "No verdict: {best.reasons[0]}.",
     Outcome.SINGLE_RUN: "No verdict from a single run: runs of one recipe differ. "
-    f"It takes {losses.MIN_SEEDS} seeds of each{{command}}",
+    f"It takes {losses.MIN_SEEDS} seeds of each.",
     Outcome.CANNOT_TELL: "Cannot tell: {best.recipe} may be faster or slower.",
     Outcome.NO_GAIN: "No gain: {best.recipe} is as fast as {reference}.",
     Outcome.SLOWER: "No: {best.recipe} is slower.",
@@ -33,30 +32,18 @@ SENTENCES = {
     "show the method, and what FP8 does to the loss of a small model.",
     Outcome.NO_REFERENCE: "No answer: it needs completed runs in FP8, and of {reference}.",
 }
-ADD_SEEDS = f".venv/bin/python -m experiments.study {{}} --seeds {losses.MIN_SEEDS}"
-LOSSES = {
-    SAME: "{} ends at the same loss as {}",
-    LOWER: "{} ends at a lower loss than {}",
-    HIGHER: "{} ends at a higher loss than {}",
-    CANNOT_TELL: "These runs cannot tell whether {} ends at the same loss as {}",
-}
-TOO_FEW = (
-    f"It takes {losses.MIN_SEEDS} seeds of {losses.MIN_STEPS} steps or more to say whether "
-    "{} ends at the same loss as {}"
-)
 
 
 def answer(comparison: Comparison) -> list[str]:
     """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
-    best, reference, folder = comparison.best, comparison.reference, comparison.study.folder
-    command = f": {ADD_SEEDS.format(quote(str(folder)))}" if folder else "."
-    first = SENTENCES[best.outcome].format(best=best, reference=reference, command=command)
+    best = comparison.best
+    first = SENTENCES[best.outcome].format(best=best, reference=comparison.reference)
     return [first, *evidence(comparison, best), trained(comparison)]
 
 
 def evidence(comparison: Comparison, finding: Finding) -> list[str]:
     """Write a recipe's speed, loss and share of FP8; nothing without a completed run."""
-    runs = comparison.study.completed(finding.recipe)
+    runs = comparison.study.completed[finding.recipe]
     if not runs:
         return []
     said = [f"Loss: {about_loss(comparison, finding)}"]
@@ -72,25 +59,25 @@ def about_speed(comparison: Comparison, finding: Finding) -> str:
     recipe, reference, gain = finding.recipe, comparison.reference, finding.speed
     if not gain.runs:
         return f"it takes {speed.MIN_STEPS} steps to tell how fast {recipe} is."
-    ratio = f"{recipe} has {gain.ratio} times the tokens/s of {reference}"
     more = "" if gain.ratio.clear or gain.ratio.as_fast else more_runs(gain)
-    return f"{ratio}{more}. {finding.break_even.sentence(recipe, reference)}"
+    return (
+        f"{recipe} has {gain.ratio} times the tokens/s of {reference}{more}. In wall time, first "
+        f"step (compile) included, it is ahead: {finding.break_even}."
+    )
 
 
 def about_loss(comparison: Comparison, finding: Finding) -> str:
-    """Write the verdict on a recipe's loss, with the numbers that it rests on."""
+    """Write the verdict on a recipe's final loss, with the numbers that it rests on."""
     verdict = finding.loss
-    said = LOSSES.get(verdict.word, TOO_FEW).format(finding.recipe, comparison.reference)
-    if not verdict.by_seed:
+    seeds = len(verdict.by_seed)
+    said = f"{finding.recipe}'s final loss beside {comparison.reference}'s: {verdict.word}"
+    if not seeds:
         return f"{said}."
-    seeds, interval = len(verdict.by_seed), ""
-    if seeds > 1:
-        ends = f"{verdict.low:+.4f} to {verdict.high:+.4f}"
-        interval = f"{100 * verdict.level:.3g} % interval {ends}, "
+    ends = f"{100 * verdict.level:.3g} % interval {verdict.low:+.4f} to {verdict.high:+.4f}, "
     more = more_runs(verdict) if verdict.word == CANNOT_TELL else ""
     return (
-        f"{said} after {verdict.step:,} steps: difference {verdict.difference:+.4f}, {interval}"
-        f"margin {verdict.margin:.4f}, seeds {seeds}{more}."
+        f"{said}; after {verdict.step:,} steps the difference is {verdict.difference:+.4f}, "
+        f"{ends if seeds > 1 else ''}margin {verdict.margin:.4f}, seeds {seeds}{more}."
     )
 
 
@@ -109,17 +96,17 @@ def share_word(runs: list[Run]) -> str:
 
 def trained(comparison: Comparison) -> str:
     """Write what the first completed run trained, on what, when, and with which versions."""
-    runs = [run for run in comparison.study.runs if run.completed]
-    if not runs:
+    run = next((run for run in comparison.study.runs if run.completed), None)
+    if not run:
         return "Trained: no run was completed."
-    first, steps = runs[0].manifest, runs[0].steps
-    versions = first.packages | {"commit": (first.git.commit or "unknown")[:9]}
-    with_what = ", ".join(f"{name} {version}" for name, version in versions.items())
+    first = run.manifest
+    tokens = run.steps["tokens"].median()
+    versions = [f"{name} {version}" for name, version in first.packages.items()]
     return (
-        f"Trained: {first.flavor}, {count(first.parameters)} parameters; {len(steps):,} steps "
-        f"of {steps['tokens'].median():,.0f} tokens in rows of {first.seq_len:,}; data "
-        f"{first.dataset}; seeds {len({run.seed for run in runs})}; on {first.world_size} "
-        f"{first.hardware.name}, {first.start:%Y-%m-%d}; {with_what}."
+        f"Trained: {first.flavor}, {count(first.parameters)} parameters; {run.length:,} steps of "
+        f"{tokens:,.0f} tokens in rows of {first.seq_len:,}; data {first.dataset}; on "
+        f"{first.world_size} {first.hardware.name}, {first.start:%Y-%m-%d}; "
+        f"{', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
     )
 
 
@@ -139,9 +126,9 @@ def limits(comparison: Comparison, said: str = "") -> list[str]:
 
 def left_out(comparison: Comparison) -> list[str]:
     """Name the runs that are not compared, with the reason, and unreadable records."""
-    study = comparison.study
-    left = [f"Not compared: {run.name} ({run.status})." for run in study.runs if not run.completed]
-    return left + study.problems
+    left = [run for run in comparison.study.runs if not run.completed]
+    said = [f"Not compared: {run.name} ({run.ending}, step {run.length:,})." for run in left]
+    return said + comparison.study.problems
 
 
 # ---- what else was found ----
@@ -149,7 +136,8 @@ def left_out(comparison: Comparison) -> list[str]:
 
 def details(comparison: Comparison) -> list[str]:
     """Write the evidence on the other recipes, and remarks."""
-    sentences, best = [], comparison.best
+    sentences = []
+    best = comparison.best
     for recipe, finding in comparison.findings.items():
         sentences += evidence(comparison, finding) if finding != best else []
         if recipe in comparison.fp8:

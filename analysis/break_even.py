@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.agreement import SpeedUp
 from analysis.runs import Run
-from analysis.speed import MIN_STEPS, difference
+from analysis.speed import difference
 
 BEYOND = np.geomspace(1, 1e9, 3000)  # steps after the runs' end, at which wall times are foretold
 
@@ -17,24 +17,11 @@ class When(StrEnum):
     """When a recipe is ahead: it has taken less wall time in total."""
 
     START = "from the start"
-    FROM = "from"  # a step on
-    UNTIL = "until"  # a step, and not after it
-    NEVER = "never"  # it is behind at the end, and no faster per step
-    CANNOT_TELL = "cannot tell"
-    NOT_COMPARED = "-"  # the recipes' clocks do not compare
-
-
-SENTENCES = {
-    When.START: "{a} is ahead of {b} from the start, first step (compile) included.",
-    When.FROM: "{a} is ahead of {b} from step {step} on{interval}, first step (compile) included.",
-    When.UNTIL: "{a} is ahead of {b} until step {step}{interval}, and behind after it.",
-    When.NEVER: "{a} never catches up with {b}: it is behind at the end, and no faster per step.",
-    When.CANNOT_TELL: "{a} may or may not catch up with {b}: it is behind at the end, and these "
-    f"runs cannot tell which is faster per step (that takes {MIN_STEPS} steps, and several runs "
-    "that agree).",
-    When.NOT_COMPARED: "The wall times of {a} and {b} do not compare: one has no completed run, or "
-    "reused compiled kernels in its first steps.",
-}
+    FROM = "from step"  # behind at first, ahead from this step on
+    UNTIL = "until step"  # ahead at first, behind after this step
+    NEVER = "never"  # behind at the end, and no faster per step
+    NOT_YET = "at no step of these runs"  # behind at the end; perhaps faster per step
+    NOT_COMPARED = "cannot tell"  # the recipes' clocks do not compare
 
 
 @dataclass(frozen=True)
@@ -43,8 +30,8 @@ class BreakEven:
 
     Args:
         step: the first step ahead with FROM, the last step ahead with UNTIL.
-        low, high: 95 % interval of the step, over the runs; `high` is infinite if the recipe may
-            never be ahead. NaN with a single run.
+        low, high: 95 % interval of the step, over the runs; NaN with a single run. `high` is
+            infinite if the recipe may never be ahead, or never lose its lead.
         beyond: the step comes after the runs' end, and is foretold from their mean steady step.
     """
 
@@ -54,21 +41,13 @@ class BreakEven:
     high: float = math.nan
     beyond: bool = False
 
-    @property
-    def number(self) -> str:
-        return f"about {self.step:,.0f}" if self.beyond else f"{self.step:,.0f}"
-
     def __str__(self) -> str:
-        """For a table."""
+        """Write as "from step about 1,234 (1,100 to 1,400)"."""
         if math.isnan(self.step):
             return self.when
-        return f"until {self.number}" if self.when == When.UNTIL else self.number
-
-    def sentence(self, a: str, b: str) -> str:
-        interval = ""
-        if not math.isnan(self.low):
-            interval = f" (95 % interval {self.low:,.0f} to {self.high:,.0f})"
-        return SENTENCES[self.when].format(a=a, b=b, step=self.number, interval=interval)
+        about = "about " if self.beyond else ""
+        interval = f" ({self.low:,.0f} to {self.high:,.0f})" if self.low >= 0 else ""
+        return f"{self.when} {about}{self.step:,.0f}{interval}".replace("inf", "never")
 
 
 def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
@@ -81,7 +60,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     warm = [{run.facts.get("compile_cache") == "warm" for run in runs} for runs in (own, others)]
     if not (own and others) or warm[0] != warm[1]:
         return BreakEven()
-    clocks = [run.steps["elapsed"].dropna().index for run in own + others]
+    clocks = [run.clock.index for run in own + others]
     last = min(clock[-1] for clock in clocks)
     steps = np.arange(max(clock[0] for clock in clocks), last + 1)
     certain = (gain.ratio.clear or gain.runs == 1) and not gain.caveats
@@ -91,15 +70,13 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     ahead = lines[0, -1] < 0
     if not ahead:
         lines = -lines[[0, 2, 1]]  # the reference's lead
-    ends = np.array([negative_from(steps, line) for line in lines])
-    if ahead and ends[0] == 0:
-        return BreakEven(When.START)
+    step, low, high = (negative_from(steps, line) for line in lines)
+    beyond = step > last
     if ahead:
-        return BreakEven(When.FROM, *ends, beyond=ends[0] > last)
-    if ends[0] in (0, math.inf):
-        return BreakEven(When.NEVER if certain else When.CANNOT_TELL)
-    ends = np.maximum(0, ends - 1)
-    return BreakEven(When.UNTIL, *ends, beyond=ends[0] > last)
+        return BreakEven(When.FROM, step, low, high, beyond) if step else BreakEven(When.START)
+    if step in (0, math.inf):
+        return BreakEven(When.NEVER if certain else When.NOT_YET)
+    return BreakEven(When.UNTIL, step - 1, max(low - 1, 0), high - 1, beyond)
 
 
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
@@ -109,10 +86,8 @@ def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
     """
     lines = []
     for run in runs:
-        clock = run.steps["elapsed"].dropna()
-        usual = run.steady["seconds"].mean()
-        after = steps - clock.index[-1]
-        lines.append(np.interp(steps, clock.index, clock) + np.where(after > 0, after * usual, 0))
+        after = np.maximum(0, steps - run.clock.index[-1]) * run.steady["seconds"].mean()
+        lines.append(np.interp(steps, run.clock.index, run.clock) + after)
     return np.array(lines)
 
 

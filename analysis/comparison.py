@@ -1,7 +1,7 @@
 """Each recipe beside its reference: one outcome, and the reasons that limit it.
 
-Rule 6: of no cause a recipe lost more runs than its reference. Otherwise the runs that are left may
-be the lucky ones.
+Rule 6: no cause (a crash, a divergence, a missing record) took more runs from a recipe than from
+its reference. Otherwise the runs that are left may be the lucky ones.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
     YES = "yes"
     FOR_SPEED = "yes_for_speed"  # faster, and the loss is undecided
-    NO_PLAIN_YES = "no_plain_yes"  # faster, and something forbids a yes
+    NO_PLAIN_YES = "no_plain_yes"  # something forbids a yes
     NO_VERDICT = "no_verdict"  # something forbids any verdict on the speed
     SINGLE_RUN = "single_run"
     CANNOT_TELL = "cannot_tell"
@@ -84,12 +84,6 @@ class Comparison:
             default=Finding(),
         )
 
-    @property
-    def completed(self) -> dict[str, list[Run]]:
-        """The completed runs of each recipe that has some."""
-        runs = {recipe: self.study.completed(recipe) for recipe in self.study.recipes}
-        return {recipe: of_recipe for recipe, of_recipe in runs.items() if of_recipe}
-
 
 def compare(study: Study, reference: str | None = None) -> Comparison:
     """Compare all recipes of a study with compiled bf16, or with the named reference.
@@ -98,7 +92,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
         StudyError: there is no completed run of that reference.
     """
     fp8 = [recipe for recipe in study.recipes if is_fp8(recipe, study.started(recipe))]
-    if reference and not study.completed(reference):
+    if reference and not study.completed[reference]:
         raise StudyError(
             f"--reference {reference}: no run of it was completed; the recipes are "
             f"{', '.join(study.recipes)}"
@@ -106,7 +100,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
     reference = reference or choose_reference(study, fp8)
     findings = {}
     for recipe in study.recipes:
-        if recipe != reference and study.completed(reference):
+        if recipe != reference and study.completed[reference]:
             tries = len(fp8) if recipe in fp8 else 1
             findings[recipe] = find(study, recipe, reference, tries)
     return Comparison(study, reference, fp8, findings)
@@ -115,7 +109,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
     """Tell by what is recorded of a recipe's runs, else by the recipe's file."""
     recorded = [run.facts["float8"] for run in runs if "float8" in run.facts]
-    return any(recorded or [(set_in_file(recipe) or {}).get(FLOAT8)])
+    return any(recorded or [set_in_file(recipe).get(FLOAT8)])
 
 
 def choose_reference(study: Study, fp8: list[str]) -> str:
@@ -133,10 +127,14 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     Args:
         tries: how many recipes are judged together.
     """
-    own, others = study.completed(recipe), study.completed(reference)
-    started, beside = study.started(recipe), study.started(reference)
-    gain, judged = speed_up(own, others, tries), losses.verdict(own, others, tries)
-    breaches, remarks = [], []
+    own = study.completed[recipe]
+    others = study.completed[reference]
+    started = study.started(recipe)
+    beside = study.started(reference)
+    gain = speed_up(own, others, tries)
+    judged = losses.verdict(own, others, tries)
+    breaches = []
+    remarks = []
     if own:
         differing, remarks = differences(own, others)
         breaches = broken(own) + broken(others) + differing
@@ -146,29 +144,29 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
     others_lost = lost_runs(beside, [] if unpaired else started, seeds)
     of_loss = unpaired or list(losses.odd(own, others, judged))
     of_loss += [
-        f"{lost[cause]} of its {seeds} runs did not end well ({cause}), beside "
-        f"{others_lost[cause]} of the reference's"
+        f"of its {seeds} runs {lost[cause]} were lost once ({cause}), and of the reference's "
+        f"{others_lost[cause]}"
         for cause in lost - others_lost
     ]
     slower = gain.ratio.mean < 1 - SMALL
-    cases = {
+    cases = {  # the first one that holds
         Outcome.CPU: study.on_cpu,
         Outcome.DIVERGED: lost[DIVERGED] > others_lost[DIVERGED],
         Outcome.NO_REFERENCE: not own,
-        Outcome.TOO_SHORT: gain.runs == 0,
+        Outcome.TOO_SHORT: not gain.runs,
         Outcome.SINGLE_RUN: gain.runs == 1,
         Outcome.NO_VERDICT: bool(breaches or (slower and gain.caveats)),
-        Outcome.NO_PLAIN_YES: bool(gain.caveats) and not gain.ratio.as_fast,
         Outcome.NO_GAIN: gain.ratio.as_fast,
+        Outcome.NO_PLAIN_YES: bool(gain.caveats),
         Outcome.CANNOT_TELL: not gain.ratio.clear,
         Outcome.SLOWER: slower,
         Outcome.HIGHER_LOSS: judged.word == HIGHER and not unpaired,
         Outcome.FOR_SPEED: judged.word not in (SAME, LOWER) and not of_loss,
+        Outcome.YES: not of_loss,
     }
-    otherwise = Outcome.NO_PLAIN_YES if of_loss else Outcome.YES
     return Finding(
         recipe=recipe,
-        outcome=next((case for case, holds in cases.items() if holds), otherwise),
+        outcome=next((case for case, holds in cases.items() if holds), Outcome.NO_PLAIN_YES),
         speed=gain,
         loss=judged,
         break_even=break_even(own, others, gain),

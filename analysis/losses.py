@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 from scipy.spatial.distance import pdist
 
@@ -30,7 +29,8 @@ OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: chance gives fewer
 TOO_GOOD = 8  # margins (2 % of the loss) below the reference: rounding lowers no loss as much
 
-VERDICTS = SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
+SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
+TOO_FEW = f"{MIN_SEEDS} seeds of {MIN_STEPS} steps would tell"
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,24 @@ class Verdict:
     """How far a recipe's final loss is from its reference's.
 
     Args:
-        word: one of `VERDICTS`, or how many of `MIN_SEEDS` there are.
+        word: `SAME`, `LOWER`, `HIGHER`, `CANNOT_TELL` or `TOO_FEW`.
         by_seed: the difference of each pair of runs, in nats per token.
-        low, high, level: the interval of their mean, and its confidence.
+        difference, low, high, level: their mean, its interval, and the confidence.
         margin: losses are the same within this difference.
         step: the last step of all pairs.
+        runs_needed: how many runs of each recipe would tell whether it is the same, lower or
+            higher; None if unknown.
     """
 
-    word: str = f"0 of {MIN_SEEDS} seeds"
+    word: str = TOO_FEW
     by_seed: tuple[float, ...] = ()
+    difference: float = math.nan
     low: float = math.nan
     high: float = math.nan
     level: float = LEVEL
     margin: float = math.nan
     step: int = 0
-
-    @property
-    def difference(self) -> float:
-        return float(np.mean(self.by_seed)) if self.by_seed else math.nan
-
-    @property
-    def runs_needed(self) -> int | None:
-        """How many runs of each recipe would tell whether it is the same, lower or higher."""
-        distance = abs(abs(self.difference) - self.margin)
-        width = self.high - self.low
-        return runs_needed(len(self.by_seed), width, distance, 1, self.level)
+    runs_needed: int | None = None
 
 
 def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
@@ -87,25 +80,19 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     mean, beside = ends.mean(), by_seed(others).loc[ends.index, ends.columns].mean()
     margin = TOLERANCE * beside.mean()
     level = 1 - (1 - LEVEL) / tries
-    _, low, high = estimate(mean, level)
+    difference, low, high = estimate(mean, level)
+    to_decide = abs(abs(difference) - margin)
+    needed = runs_needed(len(mean), high - low, to_decide, 1, level)
     words = {
-        f"{len(mean)} of {MIN_SEEDS} seeds": len(mean) < MIN_SEEDS,
+        TOO_FEW: len(mean) < MIN_SEEDS,
         SAME: max(-low, high) < margin,
         HIGHER: low > margin or (mean > FAR * beside).all(),  # far above, however much they vary
         LOWER: high < -margin,
         CANNOT_TELL: True,
     }
     word = next(word for word, holds in words.items() if holds)
-    return Verdict(word, tuple(mean), low, high, level, margin, ends.index[-1])
-
-
-def smooth_difference(own: list[Run], others: list[Run]) -> pd.DataFrame:
-    """Average the difference of the loss over seeds and over the last tenth of the steps so far: a
-    row a step, with the interval over seeds."""
-    pairs = apart(own, others)
-    smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
-    lines = estimate(smooth.T, LEVEL)
-    return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
+    step = ends.index[-1]
+    return Verdict(word, tuple(mean), difference, low, high, level, margin, step, needed)
 
 
 # ---- rule 4 ----
@@ -143,7 +130,8 @@ def far_above(run: Run, others: list[Run]) -> pd.Series:
 def diverged(own: list[Run], others: list[Run]) -> int:
     """Count the runs, completed or not, whose loss was not finite, or is far above the completed
     runs of the other recipe in most of their last tenth."""
-    beside, count = [run for run in others if run.completed], 0
+    beside = [run for run in others if run.completed]
+    count = 0
     for run in own:
         far = run.length >= MIN_STEPS and last_tenth(far_above(run, beside)).mean() > 0.5
         count += run.ending == "diverged" or far

@@ -3,7 +3,7 @@
     python -m analysis.report runs/four_way-2026-11-22 --html report.html
 
 RUNS are run directories, or folders that hold some. Prints the answer, a table with a row a recipe,
-and what limits them; `--verbose` adds what they rest on.
+and what limits them; `--verbose` adds other recipes and each run.
 
 Exit codes: 2 for bad input.
 """
@@ -15,7 +15,6 @@ import pandas as pd
 from pydantic_core import to_json
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from analysis.answer import QUESTION, answer, details, limits
@@ -26,33 +25,34 @@ from experiments.jobs.command import COMPLETED, CommandLine, leave
 from models.errors import InputError
 
 
-def print_report(comparison: Comparison, console: Console, verbose: bool) -> None:
-    """Print the answer, a row a recipe, and what limits them; `verbose` adds what they rest on."""
+def print_report(comparison: Comparison, verbose: bool) -> None:
+    """Print the answer, a row a recipe, and what limits them; `verbose` adds the rest."""
     said = answer(comparison)
-    say(console, said, QUESTION)
-    console.print(table(recipe_table(comparison)))
-    say(console, limits(comparison, said[0]))
+    show(f"\n{QUESTION}", *said, table(recipe_table(comparison)), *limits(comparison, said[0]))
     if verbose:
-        say(console, details(comparison), "What this rests on")
-        console.print("\n[bold]Runs[/]", table(run_table(comparison)), sep="\n")
-        say(console, notes(comparison))
+        runs = table(run_table(comparison))
+        show("\nRuns, and other recipes", runs, *details(comparison), *notes(comparison))
 
 
-def say(console: Console, sentences: list[str], title: str = "") -> None:
-    if title and sentences:
-        console.print(f"\n[bold]{title}[/]")
-    for sentence in sentences:
-        console.print(escape(sentence), soft_wrap=True)
+def show(title: str, *blocks: str | Table) -> None:
+    """Print a title and what is below: sentences as they are, and tables.
+
+    A table is as wide as the screen; a file has room for all columns.
+    """
+    width = None if sys.stdout.isatty() else 200
+    screen = Console(highlight=False, markup=False, soft_wrap=True, width=width)
+    screen.print(title, style="bold")
+    screen.print(*blocks, sep="\n")
 
 
 def table(words: pd.DataFrame) -> Table:
     """Draw a table for the terminal: the index on the left, other columns on the right."""
-    view = Table(box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
+    view = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     lines = words.reset_index().astype(str)
     for place, name in enumerate(lines):
         side = "right" if place else "left"
-        view.add_column(escape(name), justify=side, overflow="fold", no_wrap=not place)
-    for line in lines.map(escape).itertuples(index=False):
+        view.add_column(name, justify=side, overflow="fold", no_wrap=not place)
+    for line in lines.itertuples(index=False):
         view.add_row(*line)
     return view
 
@@ -77,30 +77,24 @@ def as_json(comparison: Comparison) -> bytes:
     return to_json(content, indent=2, inf_nan_mode="null", fallback=float) + b"\n"
 
 
-def write_page(comparison: Comparison, path: Path) -> None:
-    """Write the comparison as one self-contained HTML page. Raises OSError."""
-    from analysis.page import page  # draws figures
-
-    path.write_text(page(comparison), encoding="utf-8")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("analysis.report", __doc__)
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUNS", help="what to compare")
+    add("RUNS", nargs="+", type=Path, help="what to compare")
     add("--reference", metavar="RECIPE", help="recipe to compare with (default: the study's)")
-    add("--verbose", action="store_true", help="add what the answer rests on, and each run")
+    add("--verbose", action="store_true", help="add the other recipes, and each run")
     for name, what in ("html", "one self-contained page"), ("json", "the figures for programs"):
         add(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
     args = parser.parse(argv)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    comparison = compare(read_study(*args.runs), args.reference)
-    print_report(comparison, console, args.verbose)
+    comparison = compare(read_study(*args.RUNS), args.reference)
+    print_report(comparison, args.verbose)
     try:
         if args.json:
             args.json.write_bytes(as_json(comparison))
         if args.html:
-            write_page(comparison, args.html)
+            from analysis.page import page  # draws figures
+
+            args.html.write_text(page(comparison), encoding="utf-8")
     except OSError as error:
         raise InputError(f"{error}: choose another file") from error
     return COMPLETED

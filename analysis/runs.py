@@ -74,9 +74,9 @@ class Run:
         return self.ending == "completed" or bool(cut)
 
     @property
-    def status(self) -> str:
-        """How the run ended, and after how many steps if that was too early."""
-        return self.ending if self.completed else f"{self.ending}, step {self.length:,}"
+    def clock(self) -> pd.Series:
+        """Wall time at the end of each log window, by step."""
+        return self.steps["elapsed"].dropna()
 
     @property
     def steady(self) -> pd.DataFrame:
@@ -105,7 +105,7 @@ class Run:
             return math.nan
         if self.proof.emulated:
             return 0.0
-        return (self.proof.fp8_share_of_matmul_flops or 0.0) * self.steps["in_fp8"].mean()
+        return self.proof.fp8_share * self.steps["in_fp8"].mean()
 
 
 def read_run(path: Path) -> Run:
@@ -116,17 +116,16 @@ def read_run(path: Path) -> Run:
     folders = [*attempts, path]
     logs = [read_windows(folder / METRICS) for folder in folders]
     timings = [read_if_there(folder / TIMING, Timing) for folder in folders]
-    read_proof = read if manifest.status == "completed" else read_if_there
-    proof = read_proof(path / PROOF, Proof)
+    proof = read_if_there(path / PROOF, Proof)
     # Slurm may call every GPU of a host 0, so a UUID says more.
-    gpu = manifest.hardware.uuid or manifest.hardware.visible_devices
+    gpu = manifest.hardware.uuid or manifest.hardware.visible_devices or "unknown"
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
         ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=f"host {manifest.host}, GPU {gpu}" if gpu else f"host {manifest.host}",
+        place=f"host {manifest.host}, GPU {gpu}",
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
         timings=[timing for timing in timings if timing],
@@ -173,20 +172,20 @@ def flat(sections: dict) -> dict[str, Any]:
 
 def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
-    rows, known, before = {}, set(), 0.0
+    rows = {}
+    known = set()
+    earlier_s = 0.0  # of all processes before; the clock of each begins at 0
     for process, windows in enumerate(logs):
-        took = 0.0
-        for window in windows:
-            # A log begins with the windows that it took over from the attempt before.
-            if (window.step, window.elapsed_s) not in known:
-                known.add((window.step, window.elapsed_s))
-                took = window.elapsed_s
-                # A killed process loses its last steps; the next one makes them again.
-                rows |= rows_of(window, process)
-                rows[window.step] |= {"lr": window.lr, "elapsed": before + took}
-        before += took
-    steps = pd.Index([*rows], dtype=int)  # of a run without records too
-    table = pd.DataFrame([*rows.values()], steps, [*COLUMNS]).assign(in_fp8=True)
+        # A log begins with the windows that it took over from the attempt before.
+        own = [window for window in windows if (window.step, window.elapsed_s) not in known]
+        for window in own:
+            known.add((window.step, window.elapsed_s))
+            # A killed process loses its last steps; the next one makes them again.
+            rows |= rows_of(window, process)
+            rows[window.step] |= {"lr": window.lr, "elapsed": earlier_s + window.elapsed_s}
+        earlier_s += own[-1].elapsed_s if own else 0
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).assign(in_fp8=True)
+    table.index = table.index.astype(int)  # of a run without records too
     for first, stretch in stretches.items():
         table.loc[int(first) :, "in_fp8"] = stretch.in_fp8
     return table.astype(COLUMNS).rename_axis("step")

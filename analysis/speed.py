@@ -1,4 +1,5 @@
-"""How many times as fast is a recipe? Its tokens/s, counted in several ways, over another recipe's.
+"""How many times as fast as another is a recipe? The ratio of their tokens/s, counted in several
+ways.
 
 Two starts of one recipe differ in speed, and a single run does not show by how much. An interval
 therefore takes several runs.
@@ -27,7 +28,11 @@ PART_OF_LEAD = 0.25  # of a promised lead, that a reader may find missing
 MEAN = "the mean steady step"
 QUICK = "the quickest quarter of the steps"
 FIFTHS = [
-    f"the {place} fifth of the steps" for place in ("first", "second", "third", "fourth", "last")
+    "the first fifth of the steps",
+    "the second fifth of the steps",
+    "the third fifth of the steps",
+    "the fourth fifth of the steps",
+    "the last fifth of the steps",
 ]
 
 
@@ -39,6 +44,8 @@ class Ratio(NamedTuple):
     high: float = math.nan
 
     def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return "-"
         interval = f" ({self.low:.2f} to {self.high:.2f})" if self.low >= 0 else ""
         return f"{self.mean:.2f}{interval}"
 
@@ -53,7 +60,8 @@ class Ratio(NamedTuple):
         return self.low > 1 - SMALL and self.high < 1 + SMALL
 
     def contradicts(self, other: "Ratio") -> bool:
-        """Whether the lead is not `other`'s, or is one where `other` has none."""
+        """Whether `other` misleads: its lead is a quarter off this one, or it has none and this
+        one does."""
         if other.mean < 1:
             return self.mean > 1 + SMALL
         return abs(self.mean - other.mean) > max(SMALL, PART_OF_LEAD * (other.mean - 1))
@@ -72,8 +80,8 @@ def rates(run: Run) -> dict[str, float]:
     """
     steps = run.steady
     seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
-    mostly = steps["in_fp8"].mean() >= 0.5
-    usual = steps["seconds"][steps["in_fp8"] == mostly].to_numpy()
+    in_fp8 = steps["in_fp8"].mean() >= 0.5
+    usual = steps["seconds"][steps["in_fp8"] == in_fp8].to_numpy()
     mean = tokens / seconds
     ways = {
         MEAN: mean,
@@ -177,4 +185,4 @@ def runs_needed(runs: int, width: float, distance: float, samples: int, level: f
     counts = np.arange(1, MANY)
     widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
     enough = counts[width * widths / widths[runs - 1] <= 2 * distance]
-    return int(enough[0]) if len(enough) else None
+    return next(iter(enough), None)

@@ -1,14 +1,13 @@
 """Read all runs of a study, and note which planned runs are missing. Rule 0: one training."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from analysis.runs import Run, read_run, read_yaml
-from experiments.records import run as records
 from experiments.records.files import RecordError
+from experiments.records.run import MANIFEST, STUDY_FILE, StudyFile
 from models.errors import InputError
 
 # What is trained, and on what. Runs that differ in one of these answer different questions.
@@ -27,20 +26,11 @@ class StudyError(InputError):
     """There is nothing to compare; the message says why."""
 
 
-class StudyFile(BaseModel):
-    """What a study was started with: the part that is used here."""
-
-    recipes: list[str] = []
-    seeds: list[int] = []
-    baseline: str = "baseline"
-
-
 @dataclass
 class Study:
     runs: list[Run]  # by recipe, in the order of the study, and by seed
     file: StudyFile
     problems: list[str]  # records that could not be read
-    folder: Path | None = None  # of its study.yaml; None if the runs are scattered
     clock_start: str = "the process"  # what wall times count from
 
     @property
@@ -54,19 +44,24 @@ class Study:
     def started(self, recipe: str) -> list[Run]:
         return [run for run in self.runs if run.recipe == recipe]
 
-    def completed(self, recipe: str) -> list[Run]:
-        return [run for run in self.started(recipe) if run.completed]
+    @property
+    def completed(self) -> dict[str, list[Run]]:
+        """The completed runs of each recipe; a recipe without one has an empty list."""
+        runs = defaultdict(list)
+        for run in self.runs:
+            if run.completed:
+                runs[run.recipe].append(run)
+        return runs
 
 
 def read_study(*paths: Path) -> Study:
     """Read all runs at or below some folders. Raises `StudyError` if they cannot be compared."""
     folders, files = set(), []
     for path in paths:
-        if not path.exists():
-            raise StudyError(f"{path}: no such file or folder")
-        folders |= {manifest.parent for manifest in path.rglob(records.MANIFEST)}
-        files += path.rglob(records.STUDY_FILE)
-    runs, problems = [], []
+        folders |= {manifest.parent for manifest in path.rglob(MANIFEST)}
+        files += path.rglob(STUDY_FILE)
+    runs = []
+    problems = []
     for path in sorted(folders):
         if path.name.startswith("attempt"):
             continue  # an earlier attempt, which belongs to the run above it
@@ -74,22 +69,21 @@ def read_study(*paths: Path) -> Study:
             runs.append(read_run(path))
         except RecordError as error:
             problems.append(str(error))
-            recipe, seed = path.parent.name, path.name.removeprefix("seed")
-            runs.append(Run(recipe, seed, path=path, ending="unreadable records"))
+            seed = path.name.removeprefix("seed")
+            runs.append(Run(path.parent.name, seed, path=path, ending="unreadable records"))
     if not any(run.manifest for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
     # Scattered runs have no study.yaml, or several.
-    folder = files[0].parent if len(files) == 1 else None
-    file = read_study_file(files[0]) if folder else StudyFile()
+    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
     recorded = {run.name for run in runs}
     for recipe, seed in product(file.recipes, file.seeds):
         if f"{recipe}/seed{seed}" not in recorded:
             runs.append(Run(recipe, str(seed)))
     order = [*file.recipes, *(run.recipe for run in runs)]
-    runs.sort(key=lambda run: (order.index(run.recipe), run.seed))
+    runs.sort(key=lambda run: (order.index(run.recipe), len(run.seed), run.seed))
     check_one_training([run for run in runs if run.completed])
     mark_shared_gpus([run for run in runs if run.manifest and run.manifest.end])
-    return Study(runs, file, problems, folder)
+    return Study(runs, file, problems)
 
 
 def read_study_file(path: Path) -> StudyFile:
@@ -110,10 +104,10 @@ def check_one_training(runs: list[Run]) -> None:
         facts |= rates.rename("the learning rate of step {}".format).to_dict()
         facts[f"the folder of {run.name}"] = run.path
         for key, value in facts.items():
-            other, name = found.setdefault(key, (value, run.name))
-            if value != other:
+            first, name = found.setdefault(key, (value, run.name))
+            if value != first:
                 raise StudyError(
-                    f"these are not the runs of one training, each once: {key} is {other} in "
+                    f"these are not the runs of one training, each once: {key} is {first} in "
                     f"{name} and {value} in {run.name}"
                 )
 

@@ -11,8 +11,8 @@
 # %%
 from analysis import newest, plots
 from analysis.comparison import compare
+from analysis.notebook_tables import cost_by_steps
 from analysis.study import read_study
-from analysis.table import cost_by_steps
 
 comparison = compare(read_study(newest.runs()))
 
@@ -32,8 +32,8 @@ plots.lead(comparison)
 
 # %%
 for recipe in comparison.fp8:
-    break_even = comparison.findings[recipe].break_even
-    print(break_even.sentence(recipe, comparison.reference))
+    ahead = comparison.findings[recipe].break_even
+    print(f"{recipe} is ahead of {comparison.reference}: {ahead}")
 
 # %% [markdown]
 # ## A run of N steps

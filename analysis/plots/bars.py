@@ -98,7 +98,7 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     used = runs.groupby(level=0, sort=False)["mfu_bf16_peak"].mean()
     words = used.map("\nMFU {:.1%}".format).mask(used.isna(), "")
     axes.set_yticklabels(used.index.map(short_name) + words)
-    device = comparison.completed[used.index[0]][0].manifest.hardware.name
+    device = comparison.study.completed[used.index[0]][0].manifest.hardware.name
     note(
         axes,
         f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more. Marks: "

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from analysis.break_even import When, wall_times
 from analysis.comparison import Comparison
-from analysis.losses import LEVEL, Verdict, smooth_difference
+from analysis.losses import LEVEL, Verdict, apart
 from analysis.plots.style import (
     GREY,
     NoData,
@@ -21,7 +21,8 @@ from analysis.plots.style import (
     plot,
     short_name,
 )
-from analysis.runs import Run
+from analysis.runs import Run, last_tenth
+from analysis.speed import estimate
 from models.flops import count
 
 POINTS = 400  # at least, of a line that has more
@@ -133,7 +134,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
     A recipe that ends more than `FAR` margins away is off the axis.
     """
-    judged = verdicts(comparison)
+    judged, runs = verdicts(comparison), comparison.study.completed
     if not judged:
         raise NoData("it takes completed runs of the reference and of another recipe, equal seeds")
     margin = next(iter(judged.values())).margin
@@ -141,7 +142,7 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
     most = 1.1 * margin
     for recipe in judged:
-        band = smooth_difference(*map(comparison.study.completed, (recipe, comparison.reference)))
+        band = smooth_difference(runs[recipe], runs[comparison.reference])
         draw_band(axes, recipe, band)
         most = max(most, band.abs().max(axis=None))
     most = min(most, FAR * margin)
@@ -153,6 +154,15 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
         f"Bands: {LEVEL:.0%} interval over several seeds.",
     )
     find_farthest(axes, comparison)
+
+
+def smooth_difference(own: list[Run], others: list[Run]) -> pd.DataFrame:
+    """Average the difference of the loss over seeds and over the last tenth of the steps so far: a
+    row a step, with the interval over seeds."""
+    pairs = apart(own, others)
+    smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
+    lines = estimate(smooth.T, LEVEL)
+    return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
 
 
 def verdicts(comparison: Comparison) -> dict[str, Verdict]:
@@ -188,14 +198,14 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
             study.
     """
     reference = comparison.reference
-    runs = comparison.completed.get(reference)
+    runs = comparison.study.completed[reference]
     if not runs:
         raise NoData(f"there is no completed run of {name(reference)} to be ahead of")
     length = min(run.length for run in runs)
     first = np.mean([run.first_step_s for run in runs])
     lines = {}
     for run in comparison.study.runs:
-        clock = run.steps["elapsed"].dropna().loc[:length]
+        clock = run.clock.loc[:length]
         if run.recipe != reference and len(clock):
             lines[run] = wall_times(runs, clock.index.to_numpy()).mean(axis=0) - clock
             if not with_first_step:
@@ -216,7 +226,7 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     if with_first_step:
         mark_break_even(axes, comparison)
     elif best.recipe:
-        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed(best.recipe)])
+        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed[best.recipe]])
         finding(axes, f"Without the first step {name(best.recipe)}'s lead ends at {end:+,.0f} s")
 
 
@@ -227,18 +237,20 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
     """
     best, reference = comparison.best, comparison.reference
     if best.recipe:
-        finding(axes, best.break_even.sentence(name(best.recipe), name(reference)))
+        finding(axes, f"{name(best.recipe)} is ahead of {name(reference)}: {best.break_even}")
     for below, (recipe, of) in enumerate(comparison.findings.items(), start=1):
         found = of.break_even
         if recipe not in comparison.fp8 or found.beyond or not math.isfinite(found.step):
             continue
         _, colour, marker = look(recipe)
-        # beside the line, which rises where a lead is won and falls where it is lost
-        place = 5, -4 - 11 * below
-        if found.when == When.UNTIL:
-            marker, place = "x", (5, 11 * below - 6)
+        lost, late = found.when == When.UNTIL, found.step > np.mean(axes.get_xlim())
+        # Inside the panel, and off the line, which rises where a lead is won and falls where it is
+        # lost.
+        height = 11 * below - 6 if lost != late else -4 - 11 * below
+        place, side = ((-5, height), "right") if late else ((5, height), "left")
+        marker = "x" if lost else marker
         sign = {"color": "white", "markeredgecolor": colour, "markeredgewidth": 1.5}
         axes.plot(found.step, 0, marker, **sign, markersize=8, zorder=5)
-        text = f"{found.when} step {found.number}"
-        bold = {"color": colour, "fontweight": "bold"}
+        text = f"{found.when} {found.step:,.0f}"
+        bold = {"color": colour, "fontweight": "bold", "horizontalalignment": side}
         axes.annotate(text, (found.step, 0), place, textcoords="offset points", **bold)

@@ -45,6 +45,14 @@ Loss = float | None
 """null where it was not finite."""
 
 
+class StudyFile(BaseModel):
+    """What a study was started with: the part that a reader of its runs needs."""
+
+    recipes: list[str] = []
+    seeds: list[Seed] = []
+    baseline: str = "baseline"
+
+
 class Record(BaseModel):
     """A record with exactly these fields."""
 
@@ -246,3 +254,8 @@ class Proof(Record):
     attention: str | None = None  # whose kernels computed it
     compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
     parameters: Parameters
+
+    @property
+    def fp8_share(self) -> float:
+        """The share of the matmul FLOPs that ran in FP8, counted anew; 0 without a matmul."""
+        return self.fp8_flops / max(1, sum(self.gemm_flops.values()))

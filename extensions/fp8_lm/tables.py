@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.comparison import Comparison
+from analysis.notebook_tables import proofs
 from analysis.plots.bars import completed_runs
-from analysis.table import proofs
 
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:
@@ -44,7 +44,7 @@ FP8_LM_LOSS = {
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
-    facts = {recipe: runs[0].facts for recipe, runs in comparison.completed.items()}
+    facts = {recipe: runs[0].facts for recipe, runs in comparison.study.completed.items()}
     table = pd.DataFrame(facts, [*DTYPES]).T.rename(columns=DTYPES)
     table = table.replace("float8_e4m3fn", "E4M3")
     for moment in ("first moment", "second moment"):  # torch's AdamW has them in the parameters'
@@ -57,7 +57,7 @@ def optimizer_states(comparison: Comparison) -> pd.DataFrame:
 
 # ---- gradients, optimizer states and all-gather in FP8 beside bf16 ----
 
-SUMS = Path(__file__).parent / "results" / "gradients" / "sums.json"
+SUMS = Path(__file__).parent / "results/gradients/sums.json"
 # The benchmark's ways to add up gradients over ranks, for people.
 WAYS = {
     "block": "in float32, a scale for 256 values",

@@ -19,7 +19,7 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
     estimate without first step and switches).
     """
     rows = {recipe: pd.DataFrame(map(phase_cost, runs)).mean()
-            for recipe, runs in comparison.completed.items()}  # fmt: skip
+            for recipe, runs in comparison.study.completed.items()}  # fmt: skip
     table = pd.DataFrame(rows).T
     times = ["wall time", "without first step"]
     table[times] /= table.loc[comparison.reference, times]

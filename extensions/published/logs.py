@@ -14,8 +14,8 @@ import pandas as pd
 
 from analysis.newest import ROOT, NothingToShow
 from analysis.runs import Run
-from analysis.study import Study, StudyError, StudyFile
-from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, Timing
+from analysis.study import Study, StudyError
+from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, StudyFile, Timing
 from models.gpus import GPUS
 
 FOLDER = ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")

@@ -15,7 +15,8 @@ import pandas as pd
 from analysis import plots
 from analysis.answer import answer, details, limits
 from analysis.comparison import compare
-from analysis.table import cost_by_steps, measured_runs
+from analysis.notebook_tables import cost_by_steps
+from analysis.table import measured_runs
 from extensions.published.logs import read_published
 
 comparison = compare(read_published())

@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.comparison import BASELINE, Comparison
 from analysis.losses import verdict
-from analysis.table import proofs
+from analysis.notebook_tables import proofs
 
 FROZEN = "puzzle_bf16_frozen"
 
@@ -21,7 +21,8 @@ def ownership(comparison: Comparison) -> pd.DataFrame:
 def ends(comparison: Comparison) -> pd.DataFrame:
     """Count the weights that no optimizer steps, and say how far each recipe's final loss is from
     bf16's, and from bf16's with frozen weights."""
-    runs, table = comparison.completed, ownership(comparison)[["orphans", "frozen"]]
+    runs = comparison.study.completed
+    table = ownership(comparison)[["orphans", "frozen"]]
     for reference in (BASELINE, FROZEN):
         apart = {recipe: verdict(own, runs[reference]).difference for recipe, own in runs.items()}
         table[f"final loss minus {reference}'s"] = pd.Series(apart)

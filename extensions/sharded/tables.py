@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison
-from analysis.table import proofs
+from analysis.notebook_tables import proofs
 from experiments.records.files import read_windows
 from experiments.records.run import METRICS
 
@@ -44,7 +44,7 @@ def same_numbers(comparison: Comparison) -> list[str]:
     With parameters in float32 it does not: a gather in bf16 rounds them first.
     """
     numbers = {}
-    for recipe, runs in comparison.completed.items():
+    for recipe, runs in comparison.study.completed.items():
         windows = read_windows(runs[0].path / METRICS)
         numbers[recipe] = {(window.step, window.loss, window.grad_norm) for window in windows}
     compute, lines = numbers[COMPUTE], []

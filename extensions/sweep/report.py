@@ -10,12 +10,10 @@ folder.
 Exit codes: 2 for bad input.
 """
 
-import sys
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
-from rich.console import Console
 
 from analysis import report
 from analysis.agreement import speed_up
@@ -26,7 +24,7 @@ from analysis.plots.bars import set_rows
 from analysis.plots.style import GREY, finding, plot, short_name
 from analysis.speed import Ratio
 from analysis.study import StudyError, read_study
-from analysis.table import loss_word, ratio_word, speed_word
+from analysis.table import loss_word, speed_word
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.sweep.cells import PROCESSES, load
 
@@ -69,8 +67,8 @@ def best_of(comparison: Comparison) -> dict:
         "answer": best.outcome.replace("_", " "),
         "notes": left_out(comparison),
         "FP8 recipe": best.recipe,
-        "tokens/s": speed_word(comparison.study.completed(best.recipe)),
-        "over bf16": ratio_word(best),
+        "tokens/s": speed_word(comparison.study.completed[best.recipe]),
+        "over bf16": str(best.speed.ratio),
         "loss": loss_word(best),
         **best.speed.ratio._asdict(),
     }
@@ -83,9 +81,9 @@ def efficiency(here: Comparison, alone: Comparison, cell: dict) -> dict:
     """
     if alone is here:
         return {}
-    gain = speed_up(*(each.study.completed(here.best.recipe) for each in (here, alone)))
+    gain = speed_up(*(each.study.completed[here.best.recipe] for each in (here, alone)))
     share = Ratio(*(value / cell[PROCESSES] for value in gain.ratio))
-    return {"efficiency": str(share)} if gain.runs else {}
+    return {"efficiency": str(share)}
 
 
 # ---- all cells together ----
@@ -133,10 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = parser.parse(argv).folder
     cells = read(folder)
     facts = {"question": QUESTION, "sentences": [answer(cells)], "notes": notes(cells)}
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    report.say(console, facts["sentences"], QUESTION)
-    console.print(report.table(table(cells)))
-    report.say(console, facts["notes"])
+    report.show(QUESTION, answer(cells), report.table(table(cells)), *facts["notes"])
     page = folder / "report.html"
     facts |= {"table": table(cells), "figure": speed_ups(cells)}
     page.write_text(render("extensions/sweep/sweep.html.j2", **facts), encoding="utf-8")

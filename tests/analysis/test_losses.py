@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from analysis import losses
-from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME
+from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOO_FEW
 from tests.analysis.planted import compared
 
 BASE = np.array([3.0, 3.1, 3.2])
@@ -32,7 +32,7 @@ def verdict(folder, shares, first_seed=0, steps=100):
         ((-2.0, -2.1, -2.2), LOWER),
         ((-3.0, 0.0, 3.0), CANNOT_TELL),
         ((50.0, 500.0, 5000.0), HIGHER),  # all are far above, however much they vary
-        ((0.1, 0.2), "2 of 3 seeds"),
+        ((0.1, 0.2), TOO_FEW),
     ],
 )
 def test_the_verdict_follows_the_interval(tmp_path, shares, word):

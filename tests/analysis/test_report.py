@@ -6,9 +6,9 @@ import re
 import pytest
 
 from analysis.comparison import compare
+from analysis.notebook_tables import cost_by_steps
 from analysis.report import main
 from analysis.study import read_study
-from analysis.table import cost_by_steps
 from tests.analysis.planted import FP8, study
 from tests.make_runs import write_run
 

@@ -42,7 +42,7 @@ def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
         "completed", "failed: no room on #", "too short a log", "unreadable records",
         "left no record",
     ]  # fmt: skip
-    assert [run.seed for run in found.completed("baseline")] == ["0"]
+    assert [run.seed for run in found.completed["baseline"]] == ["0"]
     assert len(found.problems) == 1 and "metrics.jsonl" in found.problems[0]
 
 

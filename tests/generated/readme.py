@@ -12,8 +12,7 @@ from pathlib import Path
 
 from analysis import newest, plots
 from analysis.comparison import compare
-from analysis.page import render
-from analysis.report import write_page
+from analysis.page import page, render
 from analysis.study import read_study
 from tests.generated.compatibility import cells
 
@@ -54,5 +53,5 @@ if __name__ == "__main__":
     folder = newest.results()
     study = compare(read_study(folder))
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study)))
-    write_page(study, folder / "report.html")
+    (folder / "report.html").write_text(page(study), encoding="utf-8")
     print(f"wrote summary.png and report.html of {_place(folder)}")

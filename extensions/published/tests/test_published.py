@@ -37,7 +37,7 @@ def test_a_log_is_a_run(tmp_path):
     run = read_log(log)
     assert run.recipe == "tensorwise_fp8_compiled" and run.completed
     assert run.steps["seconds"].tolist() == [30.0] + [1.0] * 9 + [0.5] * 15
-    assert run.steps["elapsed"].dropna().to_dict() == {
+    assert run.clock.to_dict() == {
         1: 30, 5: 34, 10: 39, 15: 41.5, 20: 44, 25: 46.5,
     }  # fmt: skip
     assert run.steps["steady"].sum() == 15
@@ -51,7 +51,7 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
     comparison = compare(read_published(tmp_path))
     assert comparison.best.outcome == "single_run"
     assert comparison.best.speed.ratio.mean == pytest.approx(1.25)
-    [run] = comparison.completed["baseline_compiled"]
+    [run] = comparison.study.completed["baseline_compiled"]
     model = FLAVORS["8B-published"]
     assert mfu(run) == pytest.approx(8192 * model.flops_per_token(4096) / 989e12)
     assert run.manifest.parameters == model.parameters()
@@ -73,7 +73,7 @@ def test_what_is_no_log_is_refused(tmp_path):
 )
 def test_published_figures():
     comparison = compare(read_published())
-    runs = [of[0] for of in comparison.completed.values()]
+    runs = [of[0] for of in comparison.study.completed.values()]
     assert [round(tokens_per_s(run)) for run in runs] == [8123, 8777, 9280, 10898]
     assert [round(mfu(run), 3) for run in runs] == [0.423, 0.457, 0.484, 0.568]
     wall_s = [round(run.steps["elapsed"].max(), 1) for run in runs]
