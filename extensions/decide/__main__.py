@@ -21,67 +21,59 @@ Exit codes: 0 for every answer, 2 for bad input.
 """
 
 import json
-from argparse import Namespace
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from extensions.decide.answer import estimate
 from extensions.decide.model import sizes
-from models.errors import InputError
 from models.gpus import GPUS, find
 
 PARALLEL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
     "out --tensor-parallel, and measure"
 )
+ANSWER = """\
+{verdict}: {why}
+memory_gib  {memory_gib}
+recompute   {recompute}
+fitted_to   {fitted_to}
+outside     {outside}"""
 RANGE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
 PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
 POWERS = str.maketrans({"k": "e3", "m": "e6", "b": "e9", "t": "e12"})
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the answer."""
-    asked = read(argv)
-    answer = estimate(asked)
-    print(json.dumps(answer, indent=2) if asked.json else text(answer))
-    return COMPLETED
-
-
-def read(argv: list[str] | None) -> Namespace:
-    """Read the command line, and what follows from it. Raises InputError."""
+    """Print the answer. Raises InputError."""
     parser = CommandLine("extensions.decide", __doc__)
     add = parser.add_argument
     add("model", nargs="+")
-    add("--gpu", type=gpu, choices=GPUS, required=True)
-    for flag, reader, default in (
-        ("--gpus", whole, 1),
-        ("--batch", whole, 1),
-        ("--seq-len", whole, 4096),
-        ("--steps", whole, 0),
-        ("--tokens", number, 0),
-        ("--price", number, 0),
-    ):
-        add(flag, type=reader, default=default)
-    ways = ["none", "full"]  # in this order, the first that fits
-    add("--recompute", choices=ways, nargs=1, default=ways)
+    add("--gpu", type=lambda name: find(name) or name, choices=GPUS, required=True)
+    for flag, default in (("--gpus", 1), ("--batch", 1), ("--seq-len", 4096)):
+        add(flag, type=whole, default=default)
+    for flag in ("--steps", "--tokens", "--price"):
+        add(flag, type=number, default=0)
+    # Without it, the first of the two that fits
+    add("--recompute", choices=["none", "full"], nargs=1, default=["none", "full"])
     add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
     add("--tensor-parallel")
     add("--json", action="store_true")
     asked = parser.parse(argv)
     if asked.tensor_parallel:
-        raise InputError(PARALLEL)
+        parser.error(PARALLEL)
     asked.sizes = sizes(asked.model)
     asked.parameters = asked.sizes.parameters()
-    layers = asked.sizes.linear_shapes().items()
-    asked.frozen = sum(n * k for name, (n, k) in layers if name[-2:] in asked.freeze)
+    asked.frozen = sum(
+        n * k
+        for name, (n, k) in asked.sizes.linear_shapes().items()
+        if name.endswith(tuple(asked.freeze))
+    )
     asked.step_tokens = asked.batch * asked.seq_len
-    if asked.tokens:
-        asked.steps = asked.tokens / (asked.gpus * asked.step_tokens)
-    return asked
-
-
-def gpu(text: str) -> str:
-    """Read a GPU's name, whose key in `GPUS` is returned."""
-    return find(text) or text
+    answer = estimate(asked)
+    if asked.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        show(answer)
+    return COMPLETED
 
 
 def number(text: str) -> float:
@@ -93,23 +85,21 @@ def number(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """Read a whole number. Raises ValueError."""
-    if number(text) % 1:
-        raise ValueError
-    return int(number(text))
+    """Read a whole number, with the limits of `number`. Raises ValueError."""
+    number(text)
+    return int(text)
 
 
-def text(answer: dict) -> str:
-    """Write what is known of an answer, a line each."""
-    lines = ["{verdict}: {why}".format(**answer)]
+def show(answer: dict) -> None:
+    """Print what is known of an answer."""
+    print(ANSWER.format(**answer))
     for name, value in answer.items():
         if isinstance(value, dict):
-            lines += [RANGE.format(name, key, *of) for key, of in value.items() if of]
-        elif isinstance(value, list):
-            lines += [PAIR.format(**pair) for pair in value]
-        elif value and name not in ("verdict", "why"):
-            lines.append(f"{name:<12}{value}")
-    return "\n".join(lines)
+            for recipe, numbers in value.items():
+                if numbers:
+                    print(RANGE.format(name, recipe, *numbers))
+    for pair in answer["nearest"]:
+        print(PAIR.format(**pair))
 
 
 if __name__ == "__main__":

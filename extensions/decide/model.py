@@ -4,13 +4,12 @@ import json
 import re
 from pathlib import Path
 
-import yaml
-
 from experiments.config import recipes
+from extensions.decide import read
 from models.errors import InputError
 from models.flops import Sizes
 
-KNOWN = yaml.safe_load(Path(__file__).with_name("models.yaml").read_text(encoding="utf-8"))
+KNOWN = read("models.yaml")
 # What surrounds the name of a model: its owner, what it was tuned for, its revision
 AROUND = r"^.*/|meta-|-(hf|instruct|chat|base|it|v[\d.]+)\b|[-_ ]"
 EXPECTED = (
@@ -28,7 +27,7 @@ def sizes(words: list[str]) -> Sizes:
         given = {size: int(value) for size, value in given.items()}
         usual = {"n_kv_heads": given["n_heads"], "head_dim": given["dim"] // given["n_heads"]}
         given = usual | given
-        if min(given.values()) < 1 or given["n_layers"] * max(given.values()) > 10**8:
+        if not all(0 < value < 1e8 / given["n_layers"] for value in given.values()):
             raise ValueError(given)
         return Sizes(**given)
     except (ArithmeticError, KeyError, OSError, TypeError, ValueError) as error:
@@ -39,16 +38,14 @@ def named(name: str) -> dict:
     """Find the sizes of a config.json, of a model of models.yaml, or of a recipe: its flavor's, and
     its own in their place."""
     if name.endswith(".json"):
-        config = json.loads(Path(name).read_text(encoding="utf-8"))
+        config = json.loads(Path(name).read_bytes())
         config = KNOWN["families"][config["model_type"]] | config
-        keys = KNOWN["config.json"].items()
-        return {size: config[key] for size, key in keys if config.get(key)}
+        return {size: config[key] for size, key in KNOWN["config.json"].items() if config.get(key)}
     short = re.sub(AROUND, "", name.lower())
-    if short in KNOWN["names"]:
-        return KNOWN["models"][KNOWN["names"][short]]
+    if short in KNOWN["models"]:
+        return KNOWN["models"][short]
     model = recipes.load(name).config.model
     own = {size: value for size, value in vars(model.sizes).items() if value}
-    known = dict(KNOWN["models"][model.flavor])
     if "dim" in own:
-        del known["hidden_dim"]  # follows from another dim: the recipe has to say it
-    return known | own
+        own.setdefault("hidden_dim", 0)  # follows from another dim: the recipe has to say it
+    return named(model.flavor) | own

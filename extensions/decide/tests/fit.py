@@ -7,8 +7,6 @@ A pair has training speeds in bf16 and FP8 that others measured side by side: sp
 Exit code: 0.
 """
 
-import json
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +15,21 @@ import yaml
 from matplotlib.axes import Axes
 
 from analysis.plots.style import GREY, finding, plot, to_png
-from extensions.decide.answer import FITTED
-from extensions.decide.step import parts
+from extensions.decide import read
+from extensions.decide.answer import parts
 from models.flops import Sizes
-from models.gpus import GPUS, find
+from models.gpus import GPUS, chip, find
 
 HERE = Path(__file__).parents[1]
+SPEEDUPS = read("speedups.yaml")  # its fields are explained there
+
+
+class NineDigits(yaml.SafeDumper):
+    """Writes nine digits of a number, which are the same on every machine."""
+
+
+NineDigits.add_representer(float, lambda to, value: to.represent_float(float(f"{value:.9g}")))
+
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
 # Of three factors: how much longer an FP8 matmul takes with scales of rows, the bytes moved for
@@ -33,13 +40,7 @@ PRIOR, SPREAD, NOISE = np.array([0, 5, 1]), np.array([1, 5, 1]), 0.05
 PARTS = ["fp8_able", "rest", "cast"]
 EXTENTS = ["parameters", "seq_len", "step_tokens"]
 # What an answer says of a pair, or sorts pairs by
-SHOWN = ["name", "model", "stack", "scaling", "gpu", "chip", "billions", "speed_up", "source"]
-
-
-@cache
-def content() -> dict:
-    """Read speedups.yaml, where its fields are explained."""
-    return yaml.load((HERE / "speedups.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+SHOWN = ["name", "model", "stack", "scaling", "gpu", "parameters", "speed_up", "source"]
 
 
 def published() -> pd.DataFrame:
@@ -47,28 +48,34 @@ def published() -> pd.DataFrame:
 
     `gpu` is a key of `GPUS`; it and `chip` are NaN where they are not known.
     """
-    table = pd.DataFrame([content()["absent"] | pair for pair in content()["pairs"]])
+    table = pd.DataFrame([SPEEDUPS["absent"] | pair for pair in SPEEDUPS["pairs"]])
     table["gpu"] = [find(gpu) for gpu in table.gpu]
     ratio = table.ratio.fillna(table.fp8 / table.bf16)
     return table.assign(
-        chip=table.gpu.map({name: gpu.chip for name, gpu in GPUS.items()}),
+        chip=table.gpu.map(chip, na_action="ignore"),
         parameters=table.billions * 1e9,
         step_tokens=table.batch * table.seq_len,
         speed_up=ratio.where(~table.lower_is_better, 1 / ratio),
     )
 
 
+def fair() -> pd.DataFrame:
+    """List the fair pairs of dense models whose size and GPU are known."""
+    table = published()
+    known = table.gpu.notna() & (table.parameters > 0)
+    return table[known & (table.kind == "dense") & (table.fairness != "doubtful")]
+
+
 def calibrating() -> pd.DataFrame:
     """List the pairs that calibrate, with the rooflines of their `PARTS`, and origins.
 
-    They are fair, as the recipes are, and not split by tensor parallelism. What is left out
-    together has one origin: a repository, or a site's page.
+    They are as the recipes are, and not split by tensor parallelism. What is left out together has
+    one origin: a repository, or a site's page.
     """
-    table, models = published(), content()["models"]
-    alike = (table["stack"] == "torchao") & (table.kind == "dense") & (table.tensor_parallel == 1)
-    known = table.model.isin(models) & table.gpu.notna() & (table.step_tokens > 0)
-    fair = table.scaling.isin(["tensorwise", "rowwise"]) & (table.fairness != "doubtful")
-    table = table[alike & known & fair].assign(frozen=0)
+    table, models = fair(), SPEEDUPS["models"]
+    alike = (table["stack"] == "torchao") & table.scaling.isin(["tensorwise", "rowwise"])
+    known = table.model.isin(models) & (table.step_tokens > 0)
+    table = table[alike & known & (table.tensor_parallel == 1)].assign(frozen=0)
     table["sizes"] = [Sizes(**models[model]) for model in table.model]
     table[PARTS] = [parts(pair) for pair in table.itertuples()]
     origin = table.source.str.extract(r"(github\.com/[^/, ]+/[^/, ]+|[^, ]+)", expand=False)
@@ -99,8 +106,8 @@ def predict(pairs: pd.DataFrame, factors: list[list[float]]) -> pd.Series:
 
 def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
     """Say from where to where a training may be, so many times outside of the pairs."""
-    ends = pairs[EXTENTS].agg(["min", "max"]).T * [1 / times, times]
-    return ends.T.to_dict("list")
+    ends = pairs[EXTENTS].agg(["min", "max"])
+    return ends.mul([1 / times, times], axis=0).to_dict("list")
 
 
 def left_out(pairs: pd.DataFrame) -> pd.DataFrame:
@@ -120,40 +127,56 @@ def left_out(pairs: pd.DataFrame) -> pd.DataFrame:
 
 def half_width(unseen: pd.DataFrame) -> float:
     """Give the half of the range, a logarithm, that holds `INSIDE` of the errors."""
-    return round(unseen.error.quantile(INSIDE, "higher"), 4)
+    return round(float(unseen.error.quantile(INSIDE, "higher")), 4)
 
 
-def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> dict:
+def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> list:
     """Give the factors of ranges, [value, low, high]: of a speed-up, and of the seconds that each
     of `PARTS` adds to a step, by recipe."""
     within = np.exp([0, -half_width, half_width])
     step_s = np.array(factors)[:, None] / np.array(pace)[:, None]
     step_s[:2] *= within[:, None]  # bf16 has no speed-up
-    return {"speedup": within.tolist(), "step_s": step_s.tolist()}
+    return [within.tolist(), step_s.tolist()]
 
 
-def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> dict:
-    """Give what fitted.yaml holds, to nine digits, which are the same on every machine."""
+def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
+    """Write fitted.yaml.
+
+    `left_out` has the errors on unseen sources, the others are kinds of GPU. Of each kind:
+    `ranges` as of that function, inside of what the pairs cover and outside; `covered` and
+    `answered`, [least, most] of a training for the first and for any range; what a size of model
+    gained with tensorwise torchao, `told`; and the `pairs` that may be shown: torchao's where there
+    are any, else those of other stacks, else those of other kinds.
+    """
     factors, told = fit(pairs), pairs[pairs.unit == "tok/s/gpu"]
     # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
     pace = told[PARTS] @ factors[2] * told.bf16 / told.step_tokens
     paces, width = pace.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
-    every = published()
-    known = every.chip.notna() & (every.billions > 0)
-    shown = every[known & (every.kind == "dense") & (every.fairness != "doubtful")]
-    found = {
-        "fitted_to": f"{len(pairs)} torchao pairs of {len(every)}",
+    narrow, wide = (ranges(factors, paces, times * width) for times in (1, 2))
+    covered = limits(pairs, OUTSIDE) | {"frozen": [0, 0]}
+    answered, every, shown = limits(pairs, REFUSED), len(published()), fair()
+    errors = {
         "sources": unseen.origin.nunique(),
+        "pairs": len(pairs),
         "half_width": width,
-        "mean_error": unseen.error.mean(),
+        "mean_error": float(unseen.error.mean()),
         "inside": int(unseen.inside.sum()),
-        "ranges": [ranges(factors, paces, width), ranges(factors, paces, 2 * width)],
-        "chips": sorted(set(pairs.chip)),
-        "covered": limits(pairs, OUTSIDE) | {"frozen": [0, 0]},
-        "answered": limits(pairs, REFUSED),
-        "pairs": shown[SHOWN].to_dict("records"),
     }
-    return json.loads(json.dumps(found), parse_float=lambda digits: float(f"{float(digits):.9g}"))
+    found = {"left_out": errors}
+    for kind in sorted({gpu.chip for gpu in GPUS.values()}):
+        count = sum(pairs.chip == kind)
+        unlike = 2 * (shown.chip != kind) + (shown["stack"] != "torchao")
+        near = shown[unlike == unlike.min()]
+        alike = near[(near["stack"] == "torchao") & (near.scaling == "tensorwise")]
+        found[kind] = {
+            "fitted_to": f"{len(pairs)} torchao pairs of {every}, {count} on {kind}",
+            "ranges": [narrow if count else wide, wide],
+            "covered": covered,
+            "answered": answered,
+            "told": alike[["parameters", "speed_up"]].to_numpy().tolist(),
+            "pairs": near[SHOWN].to_dict("records"),
+        }
+    return yaml.dump(found, Dumper=NineDigits, default_flow_style=None, sort_keys=False, width=999)
 
 
 @plot
@@ -170,7 +193,5 @@ def drawn(axes: Axes, unseen: pd.DataFrame) -> None:
 if __name__ == "__main__":
     pairs = calibrating()
     unseen = left_out(pairs)
-    kept = fitted(pairs, unseen)
-    text = yaml.safe_dump(kept, default_flow_style=None, sort_keys=False, width=999)
-    FITTED.write_text(text, encoding="utf-8")
+    (HERE / "fitted.yaml").write_text(fitted(pairs, unseen), encoding="utf-8")
     (HERE / "left_out.png").write_bytes(to_png(drawn(unseen)))

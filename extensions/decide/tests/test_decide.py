@@ -3,20 +3,19 @@
 import json
 import re
 import shlex
-import subprocess
 import sys
 
+import pandas as pd
 import pytest
-import yaml
 
 from experiments.config import recipes
 from extensions.decide import __main__ as decide
-from extensions.decide import answer
-from extensions.decide.model import KNOWN, sizes
+from extensions.decide import answer, read
+from extensions.decide.model import sizes
 from extensions.decide.tests import fit
 from extensions.decide.tests.fit import HERE
 from models.architectures import architectures, model_args
-from tests.processes import ROOT
+from tests.processes import ROOT, run
 
 
 @pytest.fixture
@@ -39,15 +38,14 @@ def words_of(path) -> str:
 
 
 def test_the_file_of_pairs_has_its_form():
-    content = fit.content()
-    words, numbers = content["words"], content["numbers"]
-    for pair in content["pairs"]:
-        assert pair.keys() <= {*words, *numbers, *content["texts"]}, pair["name"]
-        assert all(pair[key] in words[key] for key in pair.keys() & words), pair["name"]
-        assert all(pair[key] > 0 for key in pair.keys() & numbers), pair["name"]
-        assert re.search(r"\w\.(com|org|co)/", pair["source"]), pair["name"]
-    pairs = fit.published()
-    assert pairs.name.is_unique and pairs.speed_up.between(0.4, 2.5).all()
+    table, words = pd.DataFrame(fit.SPEEDUPS["pairs"]), fit.SPEEDUPS["words"]
+    numbers, texts = fit.SPEEDUPS["numbers"], fit.SPEEDUPS["texts"]
+    assert set(table) <= {*words, *numbers, *texts}
+    for key, allowed in words.items():
+        assert set(table[key].dropna()) <= set(allowed)
+    assert (table[numbers].fillna(1) > 0).all(axis=None)
+    assert table.source.str.contains(r"\w\.(?:com|org|co)/").all()
+    assert table.name.is_unique and fit.published().speed_up.between(0.4, 2.5).all()
 
 
 def test_the_readme_says_what_the_pairs_say():
@@ -55,28 +53,31 @@ def test_the_readme_says_what_the_pairs_say():
     table = re.findall(r"\| \*\*([\d.]+)\*\* \|", readme)
     assert table and set(table) <= set(pairs.speed_up.map("{:.2f}".format))
     assert f"{len(pairs)} published pairs" in readme
-    of_8b = fair[(fair.scaling == "tensorwise") & fair.billions.between(8, 8.1)]
-    gains = of_8b.speed_up[of_8b.gpu != "mi300x"]
-    assert f"{gains.min():.2f} to {gains.max():.2f} times the tokens/s" in readme
-    assert f"{gains.median():.2f} in the median" in readme
+    of_8b = fair.billions.between(8, 8.1) & (fair.scaling == "tensorwise")
+    gains = fair[of_8b & (fair.gpu != "mi300x")].speed_up
+    assert (
+        f"{gains.min():.2f} to {gains.max():.2f} times the tokens/s of compiled bf16, "
+        f"{gains.median():.2f} in the median"
+    ) in readme
+
+
+FIGURES = (
+    "{pairs} pairs of {sources} sources. Predicted from the other sources, a pair is off by "
+    "{mean_error:.1%} in the mean, and {inside} of {pairs} lie in the range, which is "
+    "{half_width:.1%} up and down."
+)
 
 
 def test_what_is_kept_is_what_the_pairs_give():
     """The fitted factors, the errors of left-out sources, and what the page says of them."""
     pairs = fit.calibrating()
     unseen = fit.left_out(pairs)
-    kept = yaml.safe_load(answer.FITTED.read_text(encoding="utf-8"))
+    kept = (HERE / "fitted.yaml").read_text(encoding="utf-8")
     assert kept == fit.fitted(pairs, unseen), "stale: run `make readme`"
-    page = words_of(HERE / "README.md")
-    for figures in (
-        f"{len(pairs)} pairs of {{sources}} sources",
-        "{mean_error:.1%} in the mean",
-        f"{{inside}} of {len(pairs)} lie in the range",
-        "{half_width:.1%} up and down",
-    ):
-        assert figures.format(**kept) in page, "write these figures into README.md"
-    assert 0.75 <= kept["inside"] / len(pairs) <= 0.92
-    surely = unseen[abs(unseen.predicted - 1) > kept["half_width"]]
+    errors = read("fitted.yaml")["left_out"]
+    assert FIGURES.format(**errors) in words_of(HERE / "README.md"), "write these into README.md"
+    assert 0.75 <= errors["inside"] / errors["pairs"] <= 0.92
+    surely = unseen[abs(unseen.predicted - 1) > errors["half_width"]]
     assert ((surely.predicted > 1) == (surely.speed_up > 1)).all()
 
 
@@ -84,11 +85,10 @@ def test_what_is_kept_is_what_the_pairs_give():
 
 
 def test_an_answer_needs_none_of_the_slow_libraries():
-    watched = "import sys; from extensions.decide.__main__ import main; main(sys.argv[1:]); "
-    watched += "print({'torch', 'scipy', 'pandas'} & set(sys.modules), file=sys.stderr)"
-    command = [sys.executable, "-c", watched, "llama3.1-8B", "--gpu", "h200"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "set()" and done.stdout.startswith("YES: ")
+    command = shlex.split("-X importtime -m extensions.decide llama3.1-8B --gpu h200")
+    done = run([sys.executable, *command])
+    assert done.stdout.startswith("YES: ") and "extensions.decide.answer" in done.stderr
+    assert not re.search(r"\b(torch|scipy|pandas)\b", done.stderr)
 
 
 ANSWERS = """
@@ -96,6 +96,7 @@ ANSWERS = """
 70B --gpu h100 --gpus 256 --seq-len 8192: YES
 7B --gpu 'NVIDIA GH200 120GB': YES
 8B --gpu a100 --gpus 8 --steps 1M: NO
+3B --gpu h100 --batch 2 --seq-len 256 --gpus 8: NO
 1B --gpu h100: MEASURE FIRST
 1B --gpu h100 dim=128 n_heads=2 n_kv_heads=2 hidden_dim=256: MEASURE FIRST
 8B --gpu rtx-5090: DOES NOT FIT
@@ -107,22 +108,21 @@ ANSWERS = """
 def test_four_answers(ask, line):
     words, verdict = line.split(": ")
     found = ask(words)
-    assert found["verdict"] == verdict and decide.text(found).startswith(f"{verdict}: ")
-    assert (found["measure"] is not None) == (verdict == "MEASURE FIRST")
-    assert {"speedup", "memory_gib", "step_s", "hours", "nearest", "fitted_to"} < set(found)
+    assert found["verdict"] == verdict
+    assert ("experiments.study" in found["why"]) == (verdict == "MEASURE FIRST")
+    assert {"memory_gib", "step_s", "hours", "nearest", "fitted_to"} < set(found)
     assert set(found["speedup"]) == {"tensorwise", "rowwise"}
 
 
-def test_a_near_pair_that_disagrees_is_measured_first(ask, monkeypatch, tmp_path):
-    kept = answer.FITTED.read_text(encoding="utf-8")
-    monkeypatch.setattr(answer, "FITTED", tmp_path / "fitted.yaml")
-    answer.FITTED.write_text(re.sub(r"speed_up: 1\.", "speed_up: 0.", kept), encoding="utf-8")
+def test_a_near_pair_that_disagrees_is_measured_first(ask, monkeypatch):
+    hopper = read("fitted.yaml")["Hopper"] | {"told": [[8e9, 0.9]]}
+    monkeypatch.setattr(answer, "read", lambda name: {"Hopper": hopper})
     found = ask("8B --gpu h100 --gpus 8")
     assert found["verdict"] == "MEASURE FIRST" and found["speedup"]["tensorwise"][1] > 1
 
 
 def test_the_command_that_measures_is_one_of_ours(ask):
-    words = shlex.split(ask("1B --gpu h100 --gpus 64")["measure"], comments=True)
+    words = shlex.split(ask("1B --gpu h100 --gpus 64")["why"], comments=True)
     keys = words[words.index("no_recompute") + 1 :]
     config = recipes.load("baseline_compiled", ["no_recompute"], keys).config
     assert model_args(config).dim == 2048 and config.training.steps == 60
@@ -131,16 +131,17 @@ def test_the_command_that_measures_is_one_of_ours(ask):
 def test_the_range_doubles_outside_of_the_pairs(ask):
     value, low, high = ask("8B-published --gpu gh200")["speedup"]["tensorwise"]
     assert low < 10898 / 8777 < high and low < value < high
-    _, lower, higher = ask("405B --gpu h100 --gpus 512")["speedup"]["tensorwise"]
-    assert higher / lower == pytest.approx((high / low) ** 2)
+    for elsewhere in ("405B --gpu h100 --gpus 512", "1B --gpu l40s"):
+        _, lower, higher = ask(elsewhere)["speedup"]["tensorwise"]
+        assert higher / lower == pytest.approx((high / low) ** 2)
 
 
 def test_cost_carries_the_range_of_hours_and_frozen_weights_need_less_memory(ask):
     words = "8B --gpu h200 --gpus 2 --steps 1000 --price 3"
     found, frozen = ask(words), ask(f"{words} --freeze w1 w2")
-    value, low, high = found["hours"]["tensorwise"]
-    assert low < value < high
-    assert found["cost"]["tensorwise"] == pytest.approx([6 * value, 6 * low, 6 * high])
+    hours = found["hours"]["tensorwise"]
+    assert hours[1] < hours[0] < hours[2]
+    assert found["cost"]["tensorwise"] == pytest.approx([6 * value for value in hours])
     assert frozen["memory_gib"] < found["memory_gib"] - 3
 
 
@@ -174,9 +175,10 @@ def test_names_as_people_write_them(names):
 
 def test_the_table_of_models_is_that_of_the_recipes():
     for architecture in architectures():
-        for name in architecture.flavors.keys() & KNOWN["models"]:
-            for size, known in vars(sizes([name])).items():
-                assert getattr(architecture.flavors[name], size) == known
+        for name in architecture.flavors:
+            if not re.search("cpu|A3B", name):  # a miniature; experts
+                for size, known in vars(sizes([name])).items():
+                    assert getattr(architecture.flavors[name], size) == known
 
 
 CONFIGS = json.loads((HERE / "tests" / "configs.json").read_text(encoding="utf-8"))
