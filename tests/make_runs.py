@@ -21,9 +21,21 @@ IN_FP8 = 1 - 536870912 / 7516459008  # share of the matmuls of the 8 B model: al
 BEGIN = datetime(2026, 3, 2, 8, 0, tzinfo=UTC).timestamp()
 
 
-def write_run(path: Path, recipe="baseline", seconds=(0.1,) * 30, losses=(10.0,) * 30, begin=0.0,
-              warm_up=5.0, made=None, earlier=(), twice=(0, 0), lose=(), log=None,
-              settings=None, **facts) -> float:  # fmt: skip
+def write_run(
+    path: Path,
+    recipe="baseline",
+    seconds=(0.1,) * 30,
+    losses=(10.0,) * 30,
+    begin=0.0,
+    warm_up=5.0,
+    made=None,
+    earlier=(),
+    twice=(0, 0),
+    lose=(),
+    log=None,
+    settings=None,
+    **facts,
+) -> float:
     """Write a run directory with its earlier attempts; returns when the run ended.
 
     Args:
@@ -40,9 +52,11 @@ def write_run(path: Path, recipe="baseline", seconds=(0.1,) * 30, losses=(10.0,)
     """
     facts = {"steps": len(seconds)} | facts
     kept = records(recipe, over(resolved(recipe), settings or {}), warm_up, **facts)
-    manifest, last = kept[MANIFEST], made or len(seconds)
-    attempts = [*earlier, (last, last, manifest["status"])]
-    lines, first = [], 1
+    manifest = kept[MANIFEST]
+    made = made or len(seconds)
+    attempts = [*earlier, (made, made, manifest["status"])]
+    lines = []
+    first = 1
     for number, (saved, last, status) in enumerate(attempts, 1):
         own = slice(first - 1, last)
         lines += windows(seconds[own], losses[own], first, warm_up, **log or {})
@@ -56,14 +70,27 @@ def write_run(path: Path, recipe="baseline", seconds=(0.1,) * 30, losses=(10.0,)
         again, end = twice
         write_lines(folder / METRICS, lines[:end] + lines[again:])
         lines = [line for line in lines if line["step"] <= saved]
-        first, begin = saved + 1, ended + 30
+        first = saved + 1
+        begin = ended + 30
     for name in lose:
         (path / name).unlink()
     return ended
 
 
-def windows(seconds, losses, first=1, warm_up=5.0, every=5, tokens=4096, useful=1.0, wait=3e-4,
-            lr=5e-5, lr_warmup=100, settling=(), jump=0.0) -> list[dict]:  # fmt: skip
+def windows(
+    seconds,
+    losses,
+    first=1,
+    warm_up=5.0,
+    every=5,
+    tokens=4096,
+    useful=1.0,
+    wait=3e-4,
+    lr=5e-5,
+    lr_warmup=100,
+    settling=(),
+    jump=0.0,
+) -> list[dict]:
     """Make the lines that a process logs.
 
     Args:
@@ -75,21 +102,29 @@ def windows(seconds, losses, first=1, warm_up=5.0, every=5, tokens=4096, useful=
         settling: steps that count for no rate, besides the first 10 of the process.
         jump: seconds by which the clock is set on at step 500.
     """
-    elapsed, lines = warm_up - seconds[0], []
+    elapsed = warm_up - seconds[0]
+    lines = []
     for begin in range(0, len(seconds), every):
-        took, logged = [*seconds[begin : begin + every]], [*losses[begin : begin + every]]
+        took = [*seconds[begin : begin + every]]
+        logged = [*losses[begin : begin + every]]
         steps = range(first + begin, first + begin + len(took))
         elapsed += sum(took)
         rate = tokens * len(took) / sum(took)
-        lines.append({
-            "step": steps[-1], "elapsed_s": elapsed + jump * (steps[-1] > 500),
-            "loss": sum(logged) / len(logged), "losses": logged, "grad_norm": 1.0,
+        line = {
+            "step": steps[-1],
+            "elapsed_s": elapsed + jump * (steps[-1] > 500),
+            "loss": sum(logged) / len(logged),
+            "losses": logged,
+            "grad_norm": 1.0,
             "lr": lr * min(1.0, steps[-1] / lr_warmup),
-            "tokens_per_s": rate, "valid_tokens_per_s": rate * useful, "step_s": took,
+            "tokens_per_s": rate,
+            "valid_tokens_per_s": rate * useful,
+            "step_s": took,
             "data_wait_s": [wait] * len(took),
             "not_steady": [step for step in steps if step < first + 10 or step in settling],
             "peak_memory_bytes": 2**30,
-        })  # fmt: skip
+        }
+        lines.append(line)
     return lines
 
 

@@ -25,9 +25,21 @@ USUAL = yaml.safe_load((HERE / "planted_usual.yaml").read_text())
 FP8 = "tensorwise_fp8_compiled"
 
 
-def study(folder: Path, recipes="BCT", seeds=(0, 1, 2), steps=1000, by_recipe=False, places=1,
-          place_spread=0.0, start_spread=0.003, sd=0.01, rho=0.6, pair=0.0005, changes=(),
-          file=True) -> Path:  # fmt: skip
+def study(
+    folder: Path,
+    recipes="BCT",
+    seeds=(0, 1, 2),
+    steps=1000,
+    by_recipe=False,
+    places=1,
+    place_spread=0.0,
+    start_spread=0.003,
+    sd=0.01,
+    rho=0.6,
+    pair=0.0005,
+    changes=(),
+    file=True,
+) -> Path:
     """Write a study.
 
     Args:
@@ -42,8 +54,9 @@ def study(folder: Path, recipes="BCT", seeds=(0, 1, 2), steps=1000, by_recipe=Fa
         file: whether there is a study.yaml.
     """
     rng = np.random.default_rng([*folder.name.encode()])
-    usual = {name: USUAL["run"] | {"recipe": name} | USUAL["recipes"].get(name, {})
-             for name in recipes}  # fmt: skip
+    usual = {
+        name: USUAL["run"] | {"recipe": name} | USUAL["recipes"].get(name, {}) for name in recipes
+    }
     jobs = [(recipe, seed) for seed, recipe in product(seeds, recipes)]
     if by_recipe:
         jobs.sort()
@@ -53,22 +66,35 @@ def study(folder: Path, recipes="BCT", seeds=(0, 1, 2), steps=1000, by_recipe=Fa
     for recipe, seed in jobs:
         own = [change for change in changes if is_of(f"{recipe}/{seed}", change)]
         place = free.argmin()
-        facts = {"seed": seed, "begin": free[place], "hardware": {"visible_devices": str(place)}}
+        facts = {
+            "seed": seed,
+            "begin": free[place],
+            "hardware": {"visible_devices": str(place)},
+        }
         run = reduce(over, own, usual[recipe] | facts)
         slow = of_place[place] * math.exp(rng.normal(0, start_spread))
-        seconds = run.pop("step_s") / run.pop("speed") * slow * np.exp(wander(steps, rho, sd, rng))
+        usual_s = slow * run.pop("step_s") / run.pop("speed")
+        seconds = usual_s * np.exp(wander(steps, rho, sd, rng))
         losses = of_seed[seed] + differences(steps, pair, rng)
         for change in own:
             seconds = changed(seconds, rng, **change.get("seconds", {}))
             losses = changed(losses, rng, **change.get("losses", {}))
-        run |= {"seconds": seconds, "losses": losses, "warm_up": run["warm_up"] * slow}
-        run.pop("runs", None)
+        run |= {
+            "seconds": seconds,
+            "losses": losses,
+            "warm_up": run["warm_up"] * slow,
+        }
+        run.pop("runs", None)  # whose the changes were
         path = folder / run.pop("folder", f"{run['recipe']}/seed{seed}")
         if not run.pop("absent"):
             free[place] = write_run(path, **run)
     if file:
         names = [usual[recipe]["recipe"] for recipe in recipes]
-        plan = {"recipes": names, "baseline": names[0], "seeds": [*seeds]}
+        plan = {
+            "recipes": names,
+            "baseline": names[0],
+            "seeds": [*seeds],
+        }
         (folder / "study.yaml").write_text(json.dumps(plan))
     return folder
 
@@ -85,19 +111,23 @@ def learning(n: int, rng) -> np.ndarray:
     """Draw the losses of a seed."""
     step = np.arange(1, n + 1)
     falling = 3.2 + 8.56 * np.exp(-step / (60 + n * 0.08)) + rng.normal(0, 0.02)
-    return falling + wander(n, 0.2, 0.12, rng) * np.minimum(1, step / 50)
+    noise = wander(n, 0.2, 0.12, rng)
+    return falling + noise * np.minimum(1, step / 50)
 
 
 def differences(n: int, pair: float, rng) -> np.ndarray:
     """Draw how far a run's losses are from others' of its seed: rounding at first, then noise
     around an offset."""
     offset = rng.normal(0, pair) + wander(n, 0.9, 0.0012, rng)
-    return offset * np.minimum(1, np.arange(1, n + 1) / (0.3 * n)) + rng.normal(0, 1e-4, n)
+    grown = np.minimum(1, np.arange(1, n + 1) / (0.3 * n))
+    rounding = rng.normal(0, 1e-4, n)
+    return offset * grown + rounding
 
 
 def wander(n: int, rho: float, sd: float, rng) -> np.ndarray:
     """Draw noise in which each value has a share `rho` of the one before."""
-    return lfilter([1], [1, -rho], rng.normal(0, sd * math.sqrt(1 - rho * rho), n))
+    noise = rng.normal(0, sd * math.sqrt(1 - rho * rho), n)
+    return lfilter([1], [1, -rho], noise)
 
 
 SHAPES = {  # how much of an effect each step has, by the steps since it began
@@ -108,15 +138,23 @@ SHAPES = {  # how much of an effect each step has, by the steps since it began
 }
 
 
-def changed(values: np.ndarray, rng, steps=(1, None), shape=None, by=0.0, plus=0.0,
-            to=None) -> np.ndarray:  # fmt: skip
+def changed(
+    values: np.ndarray,
+    rng,
+    steps=(1, None),
+    shape=None,
+    by=0.0,
+    plus=0.0,
+    to=None,
+) -> np.ndarray:
     """Change step times or losses: by a share, plus a number, or to a number, in some steps."""
     first, *last_and_stride = steps
     size = np.zeros(len(values))
     size[slice(first - 1, *last_and_stride)] = 1
     if shape:
         name, number = shape
-        size *= SHAPES[name](np.arange(len(values)) - (first - 1), number, rng)
+        since = np.arange(len(values)) - (first - 1)
+        size *= SHAPES[name](since, number, rng)
     if to is not None:
         return np.where(size, to, values)
     return values * (1 + by * size) + plus * size
