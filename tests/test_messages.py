@@ -1,8 +1,9 @@
-"""What every command says about bad input: exit code and message, as tests/messages.txt has them.
+"""What every command says about bad input: exit code and message, as tests/messages.txt has them,
+and extensions/*/tests/messages.txt.
 
-A case is a line `$ …` of that file: what a user types after `python -m`, in a folder with the files
-of tests/bad_files and a small corpus. `python -m tests.test_messages` writes the file anew, so that
-a rewording is one diff.
+A case is a line `$ …` of such a file: what a user types after `python -m`, in a folder with the
+files of tests/bad_files and a small corpus. `python -m tests.test_messages` writes the files anew,
+so that a rewording is one diff.
 """
 
 import contextlib
@@ -12,6 +13,8 @@ import re
 import shlex
 import shutil
 import tempfile
+from itertools import chain
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -22,8 +25,16 @@ from tests.make_corpus import words, write_parquet, write_tokenizer
 from tests.processes import ROOT
 from tests.runs import call
 
-SNAPSHOT = ROOT / "tests/messages.txt"
-MESSAGES = {block.split("\n")[0]: block for block in SNAPSHOT.read_text()[2:].split("\n\n$ ")}
+SNAPSHOTS = [ROOT / "tests/messages.txt", *sorted(ROOT.glob("extensions/*/tests/messages.txt"))]
+
+
+def messages_of(snapshot: Path) -> dict[str, str]:
+    """Each case of a file with its exit code and message, by its line."""
+    blocks = snapshot.read_text()[2:].split("\n\n$ ")
+    return {block.split("\n")[0]: block.rstrip() for block in blocks}
+
+
+MESSAGES = dict(chain.from_iterable(messages_of(file).items() for file in SNAPSHOTS))
 
 
 def said(case: str) -> str:
@@ -65,9 +76,10 @@ def folder():
 @pytest.mark.skipif(device.TYPE == "cuda", reason="the messages are those of a machine without GPU")
 @pytest.mark.parametrize("case", MESSAGES)
 def test_message(case, folder):
-    assert said(case) == MESSAGES[case].rstrip(), "if it is meant so: python -m tests.test_messages"
+    assert said(case) == MESSAGES[case], "if it is meant so: python -m tests.test_messages"
 
 
 if __name__ == "__main__":
     with folder_with_files():
-        SNAPSHOT.write_text("$ " + "\n\n$ ".join(map(said, MESSAGES)) + "\n")
+        for file in SNAPSHOTS:
+            file.write_text("$ " + "\n\n$ ".join(map(said, messages_of(file))) + "\n")

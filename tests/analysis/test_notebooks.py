@@ -1,6 +1,5 @@
 """What is generated of the notebooks is current; and which runs they open."""
 
-import json
 import os
 import runpy
 from itertools import chain
@@ -13,7 +12,6 @@ import pytest
 from analysis import newest
 from tests.analysis.planted import study
 from tests.generated.notebooks import NOTEBOOKS, execute
-from tests.make_runs import write_run
 
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
 OF_KEPT_RUNS = {"fp8_lm", "scalings"}  # their texts are about these
@@ -49,16 +47,12 @@ def test_kept_notebook_shows_figures_or_tables_and_no_timestamps(name):
     assert not any("execution" in cell.metadata for cell in kept(name).cells)
 
 
-def write_plan(folder: Path, recipes: list[str]) -> None:
-    (folder / "study.yaml").write_text(json.dumps({"recipes": recipes, "seeds": [0]}))
-
-
 @pytest.mark.parametrize("folder", ["study", "empty"])
 @pytest.mark.parametrize("name", sorted({*NOTEBOOKS} - OF_KEPT_RUNS))
 def test_notebook_opens_on_any_runs(name, folder, tmp_path, monkeypatch, capsys):
     """On a study as `make study` leaves it, and on an empty folder."""
     if folder == "study":
-        study(tmp_path, recipes="BCRT", seeds=1, steps=60)
+        study(tmp_path, "BCRT", seeds=[0], steps=60)
     monkeypatch.setenv("RUNS", str(tmp_path))
     monkeypatch.delenv("PUBLISHED_LOGS", raising=False)
     monkeypatch.chdir(NOTEBOOKS[name].parent)
@@ -75,12 +69,11 @@ def test_notebook_opens_on_any_runs(name, folder, tmp_path, monkeypatch, capsys)
         assert ".venv/bin/python -m" in capsys.readouterr().out  # what to run
 
 
-def write_dated_study(folder: Path, month: int, device="cpu", **facts) -> None:
-    """Write a study of one run, of a month of 2026."""
-    facts |= {"hardware": {"type": device}, "start": f"2026-0{month}-01T00:00:00Z"}
-    write_run(folder / "baseline" / "seed0", **facts)
-    write_plan(folder, ["baseline"])
-    os.utime(folder, (month, month))
+def write_dated_study(folder: Path, day: int, device="cpu", **facts) -> None:
+    """Write a study of one run, of a day."""
+    change = {"begin": 86400 * day, "hardware": {"type": device}} | facts
+    study(folder, "B", [0], steps=30, changes=[change])
+    os.utime(folder, (day, day))
 
 
 @pytest.fixture
@@ -117,7 +110,7 @@ def test_own_complete_runs_go_before_kept_ones(project, monkeypatch, capsys):
 
 def test_runs_that_are_asked_for_are_shown_though_others_are_missing(project, monkeypatch):
     """From the project, wherever a kernel runs."""
-    write_dated_study(project / "runs" / "begun", 1)
-    write_plan(project / "runs" / "begun", ["baseline", "baseline_compiled"])
+    begun = project / "runs" / "begun"
+    study(begun, "BC", [0], steps=30, changes=[{"runs": ["C/0"], "absent": True}])
     monkeypatch.setenv("RUNS", "runs/begun")
-    assert newest.runs() == project / "runs" / "begun"
+    assert newest.runs() == begun

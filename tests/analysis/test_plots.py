@@ -16,10 +16,22 @@ from analysis.page import FIGURES
 from analysis.plots.by_step import thinned
 from analysis.plots.style import look
 from analysis.study import read_study
-from tests.make_runs import metrics_lines, write_run
+from tests.analysis import planted
+from tests.make_runs import write_run
 
 COMPILED, TENSORWISE = "baseline_compiled", "tensorwise_fp8_compiled"
-STEP_S = {"baseline": 0.5, COMPILED: 0.4, "rowwise_fp8_compiled": 0.25, TENSORWISE: 0.2}
+CHANGES = [
+    {"warm_up": 5.0, "losses": {"to": 9.0}},
+    {"losses": {"to": 7.1, "steps": [21, 30]}},
+    {"runs": ["*/1"], "losses": {"plus": 1.0}},
+    {"runs": ["T/*"], "seconds": {"to": 0.2}, "losses": {"plus": 0.25}},
+    {"runs": ["R/*"], "seconds": {"to": 0.25}},
+    {"runs": ["C/*"], "seconds": {"to": 0.4}},
+    {"runs": ["B/*"], "seconds": {"to": 0.5}},
+    {"seconds": {"to": 1.0, "steps": [1, 10]}},
+    {"runs": ["[BCR]/2"], "absent": True},
+    {"runs": ["T/2"], "made": 20, "status": "interrupted", "losses": {"to": 98.05}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +39,7 @@ def study(tmp_path_factory):
     """Two seeds of the four recipes, seed 1 with a loss 1 higher, tensorwise with a loss 0.25
     higher; a third seed of tensorwise was interrupted with a loss that would show in a mean."""
     folder = tmp_path_factory.mktemp("study")
-    for recipe, step_s in STEP_S.items():
-        for seed in range(2):
-            lines = metrics_lines(step_s=step_s, shift=seed + 0.25 * (recipe == TENSORWISE))
-            facts = {"lines": lines, "seed": seed, "parameters": 5_250_000, "compiled": True}
-            write_run(folder / recipe / f"seed{seed}", recipe, **facts)
-    lines = metrics_lines(last=20, step_s=0.01, shift=90)
-    write_run(folder / TENSORWISE / "seed2", TENSORWISE, seed=2, lines=lines, status="interrupted")
+    planted.study(folder, "BCRT", steps=30, start_spread=0.0, changes=CHANGES)
     return compare(read_study(folder))
 
 
@@ -76,12 +82,13 @@ def test_runs_that_were_not_completed_are_marked(figures):
 
 def test_bars_start_at_zero_and_end_at_the_value(figures):
     bars = figures["tokens_per_second"].axes[0].patches
-    expected = [(0, 200), (0, 250), (0, 400), (0, 500)]  # of 100 tokens a step
+    expected = [(0, 8192), (0, 10240), (0, 16384), (0, 20480)]  # of 4,096 tokens a step
     np.testing.assert_allclose([(bar.get_x(), bar.get_width()) for bar in bars], expected)
 
 
 def test_no_two_recipes_of_a_study_look_alike():
-    looks = [look(recipe) for recipe in [*STEP_S, "rowwise_gw_hp_fp8_compiled", "my_own"]]
+    recipes = ["baseline", COMPILED, "rowwise_fp8_compiled", TENSORWISE, "my_own"]
+    looks = [look(recipe) for recipe in recipes]
     assert len({x.colour for x in looks}) == len({x.name for x in looks}) == len(looks)
 
 
@@ -108,9 +115,9 @@ def test_a_lead_is_drawn_from_the_start(tmp_path, slower, later, leads, sign):
     """One starts 3 s later and gains 0.2 s a step from step 11 on. A lost lead has another mark
     than a won one."""
     for recipe in (COMPILED, TENSORWISE):
-        late = 3.0 * (recipe == later)
-        lines = metrics_lines(step_s=0.4 if recipe == slower else 0.2, window=10, late=late)
-        write_run(tmp_path / recipe, recipe, lines=lines, warm_up=5.0 + late)
+        seconds = [1.0] * 10 + [0.4 if recipe == slower else 0.2] * 20
+        warm_up = 8.0 if recipe == later else 5.0
+        write_run(tmp_path / recipe, recipe, seconds, warm_up=warm_up, log={"every": 10})
     figure = plots.lead(compare(read_study(tmp_path)))
     line, *_, mark = figure.axes[0].lines
     assert line.get_ydata()[[0, -1]] == pytest.approx(leads)
@@ -119,7 +126,7 @@ def test_a_lead_is_drawn_from_the_start(tmp_path, slower, later, leads, sign):
 
 
 def test_a_figure_without_data_says_so(tmp_path):
-    write_run(tmp_path / "a", lines=[], status="failed")
+    write_run(tmp_path / "a", status="failed", lose=["metrics.jsonl"])
     figures = [draw(compare(read_study(tmp_path))) for draw in FIGURES]
     assert all(figure.empty and "no data: " in written_in(figure) for figure in figures)
 

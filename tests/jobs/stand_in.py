@@ -5,11 +5,10 @@ and leaves a run's records. Started again, it goes on without pauses. The recipe
 `FAILING` names ends with exit code 2, that of `KILLED` is killed at step 12.
 """
 
+import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +16,10 @@ from pathlib import Path
 import yaml
 
 from experiments.jobs.command import Stop, leave
-from experiments.records.files import append, read_windows
-from experiments.records.run import MANIFEST, METRICS, PROOF, RECIPE, TIMING, Window
+from experiments.records.files import append, read_windows, write_whole
+from experiments.records.run import METRICS, RECIPE, Window
 from models.errors import InputError
-from tests.make_runs import metrics_lines, write_run
+from tests.make_runs import records, windows
 
 
 def main() -> int:
@@ -29,38 +28,34 @@ def main() -> int:
     stop.deferred = True
     out = Path(sys.argv[1])
     keys = yaml.safe_load((out / RECIPE).read_text())
-    recipe, steps = keys["name"], keys["training"]["steps"]
+    steps = keys["training"]["steps"]
     facts = {
         "seed": keys["debug"]["seed"],
         "steps": steps,
         "start": datetime.now(UTC).isoformat(),
         "hardware": {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")},
-        "pid": os.getpid(),
     }
     (out / "caches").write_text(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
-    if recipe == os.environ.get("FAILING"):
+    if keys["name"] == os.environ.get("FAILING"):
         raise InputError("no compiler")
-    write_records(out, recipe, status="running", **facts)
+    write_records(out, keys, status="running", **facts)
     made = len(read_windows(out / METRICS))
     step_s = 0 if made else float(os.environ.get("STEP_S", 0))
-    for line in metrics_lines(last=steps)[made:]:
+    for line in windows([0.1] * steps, [10.0] * steps, every=1)[made:]:
         if stop.code:
             break
         time.sleep(step_s)
         append(out / METRICS, Window.model_validate(line))
-        if line["step"] == 12 and recipe == os.environ.get("KILLED"):
+        if line["step"] == 12 and keys["name"] == os.environ.get("KILLED"):
             os.kill(os.getpid(), signal.SIGKILL)
     facts["status"] = "interrupted" if stop.code else "completed"
-    write_records(out, recipe, end=datetime.now(UTC).isoformat(), **facts)
+    write_records(out, keys, end=datetime.now(UTC).isoformat(), **facts)
     return stop.code
 
 
-def write_records(out: Path, recipe: str, **facts) -> None:
-    """Those of a run that a test has made."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = write_run(Path(folder, "run"), recipe, **facts)
-        for name in (MANIFEST, TIMING, PROOF):
-            shutil.move(run / name, out / name)
+def write_records(out: Path, keys: dict, **facts) -> None:
+    for name, record in records(keys["name"], keys, **facts).items():
+        write_whole(out / name, json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from analysis import report
+from analysis import page
 from experiments import study
 from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
@@ -57,7 +57,7 @@ def test_a_file_system_without_locks_costs_a_warning(tmp_path, monkeypatch, capl
 
 def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(report, "write_page", full)
+    monkeypatch.setattr(page, "page", full)
     (tmp_path / "study.yaml").write_text(PLAN)
     write_run(tmp_path / "baseline/seed0")
     assert study.main([str(tmp_path)]) == 1

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from analysis import report
+from analysis import page
 from experiments import study
 from experiments.jobs import runner
 from experiments.jobs.command import BAD_INPUT, FOR_GOOD, Stop
@@ -28,7 +28,7 @@ def start(tmp_path, monkeypatch):
     """Start a study of stand-ins in a folder; gives exit code and output."""
     monkeypatch.setattr(runner, "COMMAND", "tests.jobs.stand_in")
     monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
-    monkeypatch.setattr(report, "write_page", Mock())  # which would draw figures for seconds
+    monkeypatch.setattr(page, "page", Mock(return_value=""))  # which would draw for seconds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("STEP_S", "0.01")
     return partial(call, study.main, *NAMES, "--overlay", "cpu", "--out", tmp_path / "study")

@@ -17,7 +17,7 @@ from experiments.records.run import (
     Timing,
     Window,
 )
-from tests.make_runs import metrics_lines, write_lines
+from tests.make_runs import windows, write_lines
 from tests.processes import ROOT
 
 KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{MANIFEST}")]
@@ -42,17 +42,17 @@ def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
 
 def test_windows_read_back_without_a_torn_last_line(tmp_path):
     assert files.last_window(tmp_path) is None and not files.read_windows(tmp_path / METRICS)
-    windows = [Window(**line) for line in metrics_lines(last=20, window=10)]
-    for window in windows:
+    logged = [Window(**line) for line in windows([0.1] * 20, [3.0] * 20)]
+    for window in logged:
         files.append(tmp_path / METRICS, window)
     with open(tmp_path / METRICS, "a") as file:
         file.write('{"step": 3, "elap')
-    assert files.read_windows(tmp_path / METRICS) == windows
-    assert files.last_window(tmp_path) == windows[-1]
+    assert files.read_windows(tmp_path / METRICS) == logged
+    assert files.last_window(tmp_path) == logged[-1]
 
 
 def test_a_line_that_does_not_fit_is_named(tmp_path):
-    first, second = metrics_lines(last=2)
+    first, second = windows([0.1] * 2, [3.0] * 2, every=1)
     write_lines(tmp_path / METRICS, [first, second | {"losses": [1.0, 2.0]}])
     with pytest.raises(files.RecordError, match=f"{METRICS}: line 2"):
         files.read_windows(tmp_path / METRICS)

@@ -15,7 +15,6 @@ from extensions import fast_layer
 from extensions.fast_layer import Keys
 from extensions.fast_layer import layer as fast
 from models import device, float8
-from models.errors import InputError
 from tests import processes
 from tests.models.layers import layer, results
 from tests.runs import SMALLEST, TINY, lines_of
@@ -79,18 +78,6 @@ def test_the_kernel_in_tritons_interpreter():
 def test_emulated_fp8_is_torchaos(hopper):
     assert type(ours("tensorwise")[0]) is fast.FastFloat8Linear
     assert type(ours("tensorwise", emulate=True)[0]) is type(layer("tensorwise")[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("baseline", ["fast_layer.enable=true"]),
-        ("candidate_fast_tensorwise", [f"{FLOAT8}.enable_fsdp_float8_all_gather=true"]),
-    ],
-)
-def test_what_leaves_it_nothing_to_do_is_refused(name, keys):
-    with pytest.raises(InputError, match=": fast_layer.enable: "):
-        recipes.load(name, ["cpu"], keys)
 
 
 def test_memory_counts_what_is_kept_in_fp8():

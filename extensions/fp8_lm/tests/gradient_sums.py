@@ -27,19 +27,15 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
 from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
-from experiments.corpus.rows import Loader, open_data
-from experiments.jobs.command import Stop
-from experiments.training.attempt import be_alone
 from experiments.training.plan import Plan, plan
-from experiments.training.trainer import Trainer
 from extensions.fp8_lm.gradients import decode, encode
+from tests.runs import trained
 
 RANKS = (2, 4, 8, 16, 32)
 AT_THE_LIMIT = 1e-5  # the share of sums at 448 that halves mu
@@ -65,17 +61,9 @@ def real_gradients(planned: Plan) -> list[torch.Tensor]:
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
-    config = planned.config
-    planned, _ = open_data(planned)
-    be_alone()
-    with TemporaryDirectory() as config.job.dump_folder:
-        trainer = Trainer(planned, Stop())
-        trainer.train()
-        trainer.close()
-    model, of_ranks = trainer.model_parts[0], []
-    config.debug.seed += 1  # other rows than it was trained on
-    for inputs, labels in islice(Loader(planned.token_file, config), RANKS[-1]):
-        logits = model(inputs["input"].to(device.TYPE)).flatten(0, 1)
+    (model, batches), of_ranks = trained(planned), []
+    for inputs, labels in islice(batches, RANKS[-1]):
+        logits = model(inputs.to(device.TYPE)).flatten(0, 1)
         loss = cross_entropy(logits.float(), labels.to(device.TYPE).flatten())
         of_ranks.append(torch.autograd.grad(loss, [*model.parameters()]))
     return [torch.stack(of_one).flatten(1) for of_one in zip(*of_ranks, strict=True)]

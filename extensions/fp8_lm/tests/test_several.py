@@ -1,16 +1,9 @@
 """Two processes that exchange gradients in FP8, with the optimizer's states in FP8."""
 
-import json
-import sys
-
 import pytest
 
-from experiments.config import recipes
 from experiments.records.files import read
 from experiments.records.run import PROOF, Proof
-from experiments.training.plan import plan
-from models.errors import InputError
-from tests import processes
 from tests.runs import SMALL, SMALLEST, losses_of
 
 KEYS = [*SMALL, SMALLEST, "training.steps=3", "compile.enable=false"]
@@ -18,15 +11,10 @@ KEYS += ["metrics.enable_tensorboard=false", "checkpoint.enable=true", "checkpoi
 KEYS += ["sharded.processes=2"]
 
 
-def test_one_process_has_no_gradients_to_send():
-    with pytest.raises(InputError, match="fp8_lm.gradients"):
-        plan(recipes.load("fp8_gradients", ["cpu"]))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Runs of all levels, of the same without FP8 gradients, and one that goes on at step 2."""
-    pytest.importorskip("extensions.sharded")
+    forked = pytest.importorskip("extensions.sharded.tests.forked")
     folder = tmp_path_factory.mktemp("runs")
     go_on = f"checkpoint.initial_load_path={folder}/fp8/checkpoint/step-2"
     runs = {
@@ -34,13 +22,7 @@ def folder(tmp_path_factory):
         "float32": ["fp8_lm.gradients=null"],
         "resumed": [go_on, "checkpoint.initial_load_model_only=false"],
     }
-    asked = []
-    for name, keys in runs.items():
-        out = ["--overlay", "cpu", "--out", str(folder / name)]
-        asked.append([2, ["fp8_lm", *out, *KEYS, *keys]])
-    (folder / "runs.json").write_text(json.dumps(asked))
-    command = [sys.executable, "-m", "extensions.sharded.tests.forked", folder / "runs.json"]
-    processes.run(command, 290)
+    forked.train(folder, {name: ("fp8_lm", [*KEYS, *keys]) for name, keys in runs.items()})
     return folder
 
 

@@ -2,8 +2,6 @@
 precision."""
 
 import copy
-import json
-import sys
 from functools import partial
 
 import pytest
@@ -19,13 +17,10 @@ from experiments.training import trainer
 from extensions.phases import fp8_steps
 from extensions.phases.layers import switch
 from models import float8
-from models.errors import InputError
-from tests import processes
 from tests.models.layers import converted
 from tests.runs import SMALLEST, TINY, kill, losses_of
 
-FP8, FLOAT8, WIDTH = "tensorwise_fp8_compiled", "quantize.linear.float8", 64
-GATHER = f"{FLOAT8}.enable_fsdp_float8_all_gather=true"
+FP8, WIDTH = "tensorwise_fp8_compiled", 64
 SMALL = [*TINY, SMALLEST, "compile.enable=false", "lr_scheduler.warmup_steps=2"]
 CHECKPOINTS = ["checkpoint.enable=true", "checkpoint.initial_load_model_only=false"]
 
@@ -82,28 +77,10 @@ def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
 @pytest.mark.slow
 def test_two_processes_that_recompute_activations_switch_together(tmp_path):
     """FSDP2 gathers weights in bf16."""
-    pytest.importorskip("extensions.sharded")
+    forked = pytest.importorskip("extensions.sharded.tests.forked")
     keys = [*SMALL, *phase(2, 2), "activation_checkpoint.mode=full", "sharded.processes=2"]
-    run = [FP8, "--overlay", "cpu", "--out", str(tmp_path / "run"), *keys]
-    (tmp_path / "runs.json").write_text(json.dumps([[2, run]]))
-    command = [sys.executable, "-m", "extensions.sharded.tests.forked", tmp_path / "runs.json"]
-    processes.run(command, 290)
+    forked.train(tmp_path, {"run": (FP8, keys)})
     assert phases_of(tmp_path / "run") == [("1", False), ("2", True), ("3", False)]
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "wrong"),
-    [
-        ("bf16_then_fp8", ["phases.last_step=10"], "phases.last_step"),
-        ("bf16_then_fp8", ["phases.first_step=after"], "phases.first_step"),
-        ("baseline", ["phases.first_step=5"], f"{FLOAT8}.recipe_name"),
-        ("bf16_then_fp8", [GATHER], f"{FLOAT8}.enable_fsdp_float8_all_gather"),
-        ("bf16_then_fp8", ["profiling.enable_profiling=true"], "profiling.enable_profiling"),
-    ],
-)
-def test_what_contradicts_a_switch_is_refused(name, keys, wrong):
-    with pytest.raises(InputError, match=f": {wrong}: "):
-        recipes.load(name, ["cpu"], keys)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ import pytest
 from analysis.comparison import compare
 from analysis.study import read_study
 from experiments.config import recipes
-from experiments.training.plan import plan
 from extensions.puzzle import tables
 from extensions.puzzle.tables import FROZEN
-from models.errors import InputError
 from tests.runs import TINY
 
 KEPT = Path(__file__).parent.parent / "results" / "one_gpu_puzzle" / "cpu_2026-11-21_torch2.13.0"
@@ -40,15 +38,6 @@ def test_which_weights_the_optimizer_owns_and_moves(train, name, trainable, orph
     assert (proof.trainable, proof.moved_in_first_step) == (trainable, moved)
     assert set(proof.orphans) == set(proof.still_in_first_step) == orphans
     assert set(proof.frozen) == frozen
-
-
-@pytest.mark.parametrize(
-    ("name", "override"),
-    [(FROZEN, "puzzle.freeze=['layers.*.wq']"), (FIRST, "compile.enable=true")],
-)
-def test_a_pattern_without_parameters_and_a_compiled_late_conversion_are_refused(name, override):
-    with pytest.raises(InputError, match=r"puzzle\."):
-        plan(recipes.load(name, ["cpu"], [override]))
 
 
 def test_tables_of_the_kept_runs():

@@ -8,8 +8,6 @@ from torch.profiler import profile
 from experiments.config import recipes
 from experiments.training.proof import find_matmuls, flops_by_operator
 from extensions.qwen3.architecture import FLAVORS
-from models.architectures import build
-from models.errors import InputError
 from tests.runs import TINY
 
 KEYS = ["model.flavor=qwen3-moe-cpu"]
@@ -32,12 +30,6 @@ def test_attention_is_a_third_and_fp8_gains_little():
     share = share_of_matmuls(FLAVORS["qwen3-30B-A3B"])
     assert share == 905_969_664 / 3_041_656_832
     assert 1.17 < 1 / (1 - share / 2) < 1.18  # times as fast, with these in half the time
-
-
-def test_experts_have_one_width():
-    config = recipes.load("baseline", [], [*KEYS, "model.sizes.hidden_dim=512"]).config
-    with pytest.raises(InputError, match="hidden_dim"):
-        build(config)
 
 
 def test_a_run_proves_the_share_that_sizes_predict(train):

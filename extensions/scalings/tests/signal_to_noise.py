@@ -26,7 +26,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas as pd
 import torch
@@ -34,13 +33,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
-from experiments.corpus.rows import Loader, open_data
-from experiments.jobs.command import Stop, leave
-from experiments.training.attempt import be_alone
+from experiments.jobs.command import leave
 from experiments.training.plan import plan
-from experiments.training.trainer import Trainer
 from extensions.scalings import ALL, SCALINGS, Scaling
 from extensions.scalings.layer import linear
+from tests.runs import trained
 
 TENSOR, ROW = (ALL, ALL), (1, ALL)
 COMPARED = {
@@ -61,24 +58,11 @@ Batch = tuple[Tensor, Tensor]  # inputs and labels
 
 def main(file: str, *keys: str) -> int:
     """Write what is found to a file, as JSON; `keys` change the recipe `baseline`."""
-    model, batch = train(recipes.load("baseline", ["cpu"], keys))
+    model, batches = trained(plan(recipes.load("baseline", ["cpu"], keys)))
+    model, batch = model.cpu().float(), next(batches)
     found = {"torch": torch.__version__, "keys": keys, "stress": list(stressed(model, batch))}
     Path(file).write_text(json.dumps(found, indent=1))
     return 0
-
-
-def train(recipe: recipes.Recipe) -> tuple[nn.Module, Batch]:
-    """Train the model. Returns it in float32, and a batch that it was not trained on."""
-    planned, _ = open_data(plan(recipe))
-    config = planned.config
-    be_alone()
-    with TemporaryDirectory() as config.job.dump_folder:
-        trainer = Trainer(planned, Stop())
-        trainer.train()
-        trainer.close()
-    config.debug.seed += 1
-    inputs, labels = next(iter(Loader(planned.token_file, config)))
-    return trainer.model_parts[0].cpu().float(), (inputs["input"], labels)
 
 
 # ---- one batch ----

@@ -10,11 +10,9 @@ import torch
 from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
-from experiments.config import recipes
 from extensions.scalings import SCALINGS, Keys, convert
 from extensions.scalings.layer import end_step, linear, round_blocks
 from extensions.scalings.tests import signal_to_noise as benchmark
-from models.errors import InputError
 from tests.models import layers
 from tests.models.layers import operands, results
 from tests.runs import SMALLEST, TINY, kill, losses_of
@@ -22,7 +20,6 @@ from tests.runs import SMALLEST, TINY, kill, losses_of
 E4M3 = torch.float8_e4m3fn
 F32 = torch.float32
 BY_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.by_blocks]
-FLOAT8 = "quantize.linear.float8"
 
 
 def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
@@ -125,22 +122,6 @@ def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
     run("parts", 2)
     kill(tmp_path / "parts")
     assert run("parts", 4) == run("whole", 4)
-
-
-# ---- recipes ----
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "wrong"),
-    [
-        ("baseline", "scalings.name=delayed", f"{FLOAT8}.recipe_name"),
-        ("rowwise_fp8_compiled", "scalings.name=delayed", "scalings.name"),
-        ("tensorwise_fp8_compiled", "scalings.name=mxfp8", f"{FLOAT8}.emulate"),
-    ],
-)
-def test_what_a_scaling_does_not_go_with_is_refused(name, key, wrong):
-    with pytest.raises(InputError, match=f": {wrong}: "):
-        recipes.load(name, ["cpu"], [key])
 
 
 # ---- under outliers ----

@@ -1,36 +1,50 @@
-"""Trains what a JSON file lists as [processes, arguments]; fewer processes first.
+"""Train runs of several processes: `train`, which has this file do it in a process of its own.
 
-Ranks are forks of one process, and each makes all runs of as many processes: importing torch takes
+Ranks are forks of that process, and each makes all runs of as many processes: importing torch takes
 longer than a run.
 """
 
 import json
 import os
 import sys
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
+from experiments.config import recipes
 from experiments.jobs.command import code_of
 from experiments.run import main
+from experiments.training.plan import plan
 from extensions.sharded.ranks import reserved_port, variables
+from tests import processes
 
 
-def fork(rank: int, processes: int, runs: list[tuple[int, list[str]]]) -> int:
+def train(folder: Path, runs: dict[str, tuple[str, list[str]]]) -> None:
+    """Train recipes with keys on the CPU, each in a folder of its name; fewer processes first."""
+    command = [sys.executable, "-m", "extensions.sharded.tests.forked", folder, json.dumps(runs)]
+    processes.run(command, 290)
+
+
+def fork(rank: int, count: int, runs: list[tuple[int, list[str]]]) -> int:
     """Make the runs as one of their processes; returns its number."""
     child = os.fork()
     if child:
         return child
     for port, arguments in runs:
-        os.environ.update(variables(rank, processes, port))
+        os.environ.update(variables(rank, count, port))
         code_of(partial(main, arguments))
     os._exit(0)
 
 
-asked = json.loads(Path(sys.argv[1]).read_text())
-for processes in sorted({processes for processes, _ in asked}):
-    of_as_many = [arguments for count, arguments in asked if count == processes]
-    sockets = [reserved_port() for _ in of_as_many]
-    ports = [socket.getsockname()[1] for socket in sockets]
-    runs = list(zip(ports, of_as_many, strict=True))
-    for child in [fork(rank, processes, runs) for rank in range(processes)]:
-        os.waitpid(child, 0)
+if __name__ == "__main__":
+    folder, asked = sys.argv[1:]
+    of_as_many = defaultdict(list)
+    for name, (recipe, keys) in json.loads(asked).items():
+        count = plan(recipes.load(recipe, ["cpu"], keys)).world_size
+        of_as_many[count].append([recipe, "--overlay", "cpu", "--out", f"{folder}/{name}", *keys])
+    for count, runs in sorted(of_as_many.items()):
+        sockets = [reserved_port() for _ in runs]
+        ports = [socket.getsockname()[1] for socket in sockets]
+        ported = list(zip(ports, runs, strict=True))
+        for child in [fork(rank, count, ported) for rank in range(count)]:
+            os.waitpid(child, 0)

@@ -1,17 +1,13 @@
 """What several processes train: what FP8 goes with, by all compatibility.yaml that are there, and
 that two train what one does."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from experiments.config import recipes
 from experiments.records.files import read
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
-from experiments.training.plan import plan
-from tests import processes
+from extensions.sharded.tests import forked
 from tests.generated.compatibility import cells
 from tests.runs import SMALLEST, TINY, lines_of, losses_of, proves_its_fp8
 
@@ -43,14 +39,7 @@ def folder(tmp_path_factory) -> Path:
         "two": ("baseline", two),
         "resumed": ("baseline", [*two, go_on, "checkpoint.initial_load_model_only=false"]),
     }
-    asked = []
-    for name, (recipe, keys) in runs.items():
-        keys = [*QUICK, *keys]
-        count = plan(recipes.load(recipe, ["cpu"], keys)).world_size
-        asked.append([count, [recipe, "--overlay", "cpu", "--out", str(folder / name), *keys]])
-    (folder / "runs.json").write_text(json.dumps(asked))
-    command = [sys.executable, "-m", "extensions.sharded.tests.forked", folder / "runs.json"]
-    processes.run(command, 290)
+    forked.train(folder, {name: (recipe, [*QUICK, *keys]) for name, (recipe, keys) in runs.items()})
     return folder
 
 

@@ -37,9 +37,9 @@ def planted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     (folder / FILE).write_text(dump(SWEEP.model_dump()))
     for world_size, cell, step_s in (1, ONE, 0.5), (2, TWO, 0.5 / 1.6):
-        words = {"recipes": "CT", "steps": 40, "step_s": step_s, "speed": {"T": 1.25, "C": 1.0}}
-        words |= {"start_spread": 0.0, "sd": 0.0, "file": None}
-        study(folder / cell, changes=[{"world_size": world_size}], **words)
+        changes = [{"world_size": world_size, "step_s": step_s}, {"runs": ["T/*"], "speed": 1.25}]
+        exact = {"start_spread": 0.0, "sd": 0.0}
+        study(folder / cell, "CT", steps=40, changes=changes, file=False, **exact)
     return folder
 
 
