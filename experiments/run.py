@@ -45,13 +45,14 @@ def main(argv: list[str] | None = None) -> int:
             return code
 
     # torch: seconds, which a misspelt name need not wait for
+    from experiments.corpus.rows import open_data
     from experiments.training.machine import check_here
     from experiments.training.metrics import TIMELINE
-    from experiments.training.plan import open_data, plan
+    from experiments.training.plan import plan
 
     TIMELINE.mark("import")
     planned = plan(recipe)
-    findings = [("model", planned.describe()), *check_here(planned)]
+    findings = [("model", planned.description), *check_here(planned)]
     TIMELINE.mark("setup")
     planned, data = open_data(planned)
     findings.append(("data", data))

@@ -18,14 +18,14 @@ to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 
 import argparse
 import os
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from experiments.config import recipes
-from experiments.config.studies import AUTO, DEFAULT, Study, load, read
-from experiments.config.yaml_with_origins import dump
+from experiments.config.yaml_with_origins import dump, files, find, nested, read_file, validated
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -37,17 +37,44 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.runner import Run, gpus, run_all
-from experiments.records import files
-from experiments.records.files import check_folder, dated_folder, lock_folder
-from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
+from experiments.jobs.runner import Run, run_all
+from experiments.records import files as records
+from experiments.records.files import check_folder, dated_folder, last_step, lock_folder
+from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, Seed
 from models.errors import InputError
 
 if TYPE_CHECKING:
     from experiments.training.plan import Plan
 
+DEFAULT = "four_way"
+AUTO = "auto"  # in place of overlays: what this machine can hold
 PROGRAM = ".venv/bin/python -m experiments.study"
 FOR_A_VERDICT = 3  # seeds
+
+
+class Study(BaseModel):
+    """A study's YAML."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    description: str
+    recipes: list[str] = Field(min_length=1)
+    baseline: str
+    seeds: list[Seed] = Field(min_length=1)
+    overlays: list[str]
+    overrides: list[str] = []
+
+    def runs(self) -> list[tuple[str, int]]:
+        """List (recipe, seed), each once, in the order in which they run.
+
+        A seed's recipes come one after the other. Each seed begins with another recipe, or a recipe
+        could keep to one of several GPUs.
+        """
+        names, runs = list(dict.fromkeys(self.recipes)), []
+        for seed in dict.fromkeys(self.seeds):
+            runs += [(name, seed) for name in names]
+            names = names[1:] + names[:1]
+        return runs
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,17 +83,16 @@ def main(argv: list[str] | None = None) -> int:
     stop.listen()
     check_alone()
     study, out = _resolve(args)
-    check_folder(out, "study", STUDY_FILE)
     plans = _plan(study, args.dry_run)
     runs = _runs_to_make(study, plans, out)
     if args.dry_run:
         for run in runs:
-            work = plans[run.directory.parent.name].describe()
+            work = plans[run.directory.parent.name].description
             print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
         return COMPLETED
     reported = COMPLETED
     with lock_folder(out, "study"):
-        files.write_whole(out / STUDY_FILE, dump(study.model_dump()))
+        records.write_whole(out / STUDY_FILE, dump(study.model_dump()))
         run_all(runs, stop)
         codes = [run.code for run in runs if run.code != COMPLETED]
         if not (codes and stop.code):
@@ -108,6 +134,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         overrides = [name for name in args.names if "=" in name]
         names = [name for name in args.names if "=" not in name] or [DEFAULT]
         study, out = load(names), args.out or dated_folder(names[0])
+    check_folder(out, "study", STUDY_FILE)
     study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
@@ -127,6 +154,40 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     return study, out
 
 
+def load(names: list[str]) -> Study:
+    """Read the study of this name, or make a study of these recipes.
+
+    Raises `InputError` with file and line, or with the nearest names.
+    """
+    known, there = files(recipes.RECIPES), files(recipes.STUDIES)
+    if len(names) > 1:
+        there = {}  # a study stands alone
+    if names[0] in there:
+        return read(there[names[0]])
+    for name in names:
+        kind = f"recipe, and neither one study nor a folder with a {STUDY_FILE}"
+        find(kind, name, there | known)
+    return Study(
+        description=", ".join(names),
+        recipes=names,
+        baseline="baseline" if "baseline" in names else names[0],
+        seeds=[0],
+        overlays=[AUTO],
+    )
+
+
+def read(path: Path, kind: type[Study] = Study) -> Study:
+    """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
+    keys = read_file(path)
+    study = validated(kind.model_validate, nested(keys), keys, kind.model_fields)
+    known = files(recipes.RECIPES)
+    for name in study.recipes:  # no paths: each recipe has a folder of its name
+        find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
+    its_own, origin = dict.fromkeys(study.recipes), f"{keys['baseline'].origin}: baseline: "
+    find("recipe of this study", study.baseline, its_own, origin)
+    return study
+
+
 # ---- plan ----
 
 
@@ -136,15 +197,16 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
 
     A dry run on a machine without a GPU checks no machine: another one may train.
     """
-    from experiments.training.machine import check_units
-    from experiments.training.plan import open_data, plan
+    from experiments.corpus.rows import open_data
+    from experiments.training.machine import check_driver, check_units
+    from experiments.training.plan import plan
     from models import device
 
     plans = {}
     for name in study.recipes:
         plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
     if not (dry_run and device.TYPE == "cpu"):
-        device.check_driver()
+        check_driver()
         for planned in plans.values():
             check_units(planned)
     for name, planned in plans.items():
@@ -158,28 +220,25 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
 
     Raises `InputError` for a folder with an unfinished run of another recipe.
     """
-    from experiments.training.plan import check_recipe, to_yaml
-    from models import device
-
     runs = []
     for name, seed in study.runs():
         folder = out / name / f"seed{seed}"
         if _completed(folder):
             print(f"complete already: {folder}")
             continue
-        recipe = recipes.load(name, study.overlays, study.overrides, seed)
-        planned = replace(plans[name], recipe=recipe)
-        check_recipe(folder, planned)
-        steps, world_size = planned.config.training.steps, planned.world_size
-        runs.append(Run(f"{name} seed {seed}", folder, to_yaml(planned), steps, world_size))
-    print(f"Runs to make: {len(runs)}, on {len(gpus())} x {device.name()}, into {out}")
+        recipe, plan = recipes.load(name, study.overlays, study.overrides, seed), plans[name]
+        recipes.check_recipe(folder, recipe)
+        text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
+        title, before = f"{name} seed {seed}", last_step(folder)
+        runs.append(Run(title, folder, text, steps, plan.world_size, before))
+    print(f"Runs to make: {len(runs)}, into {out}")
     return runs
 
 
 def _completed(run: Path) -> bool:
     try:
-        return files.read(run / MANIFEST, Manifest).status == "completed"
-    except files.RecordError:  # not there; or the run itself says what is wrong with its folder
+        return records.read(run / MANIFEST, Manifest).status == "completed"
+    except records.RecordError:  # not there; or the run itself says what is wrong with its folder
         return False
 
 

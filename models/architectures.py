@@ -1,27 +1,164 @@
-"""Build a run's model: its architecture and size, compiled as the recipe asks.
+"""The model: torchtitan's Llama 3 with tied embeddings and a choice of the attention kernel.
 
-`model.flavor` chooses a class and its size, which `model.sizes` changes.
+`model.flavor` chooses an architecture and its size, which `model.sizes` changes. A Llama's sizes
+are one line each in `FLAVORS`; extensions bring other architectures.
 """
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 import torch._inductor.config
-from torch import nn
-from torchtitan.components.loss import build_cross_entropy_loss
-from torchtitan.components.lr_scheduler import build_lr_schedulers
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs, llama3_args
 from torchtitan.models.llama3.infra import parallelize as titan
-from torchtitan.protocols.train_spec import TrainSpec
+from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
-from models import llama
 from models.errors import InputError
+from models.flops import Dense
+
+# PyTorch's fourth, EFFICIENT_ATTENTION, has grouped KV heads from torch 2.14 on (pytorch pull
+# request 191085).
+ATTENTION_BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass
+class FromRecipe(Dense):
+    """What torchtitan's arguments of a model lack: keys of the recipe's section `model`, and FLOPs
+    of its sizes."""
+
+    attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
+
+    def update_from_config(self, job_config, **kwargs) -> None:
+        """Take the recipe's keys. Raises `InputError` for heads that cannot be."""
+        super().update_from_config(job_config, **kwargs)
+        self.attention_backend = job_config.model.attention_backend
+        for name, size in vars(job_config.model.sizes).items():
+            if size is not None:
+                setattr(self, name, size)
+        if self.n_heads % self.n_kv_heads or self.head_dim % 2:
+            raise InputError(
+                f"model.sizes: n_kv_heads ({self.n_kv_heads}) must divide n_heads "
+                f"({self.n_heads}), and a head's features ({self.head_dim}) must be even"
+            )
+
+    def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+        """Count from the configuration, not from `model`: the same for every recipe, whatever
+        compile or FP8 did to it."""
+        return self.parameters(), self.flops_per_token(seq_len)
+
+
+@dataclass
+class LlamaArgs(FromRecipe, TransformerModelArgs):
+    """torchtitan's Llama 3 arguments, the recipe's, and tied embeddings."""
+
+    enable_weight_tying: bool = False  # the output head's matrix is the embedding's
+    qk_norm: ClassVar[bool] = False
+
+    def update_from_config(self, job_config, **kwargs) -> None:
+        """Take the recipe's keys. Raises `InputError` for sizes that cannot be a Llama's."""
+        if job_config.model.sizes.head_dim:
+            raise InputError("model.sizes.head_dim is dim / n_heads in a Llama: leave it out")
+        super().update_from_config(job_config, **kwargs)
+        if self.dim % self.n_heads:
+            raise InputError(f"model.sizes: n_heads ({self.n_heads}) must divide dim ({self.dim})")
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.n_heads
+
+    @property
+    def hidden_dim(self) -> int:
+        """Compute the SwiGLU layer's width: 8/3 of `dim`, scaled and rounded up as Llama does."""
+        hidden = int((self.ffn_dim_multiplier or 1) * int(2 * 4 * self.dim / 3))
+        return -(-hidden // self.multiple_of) * self.multiple_of
+
+    @hidden_dim.setter
+    def hidden_dim(self, width: int) -> None:
+        """Set the two arguments that torchtitan computes the width from: 1, rounded up to it."""
+        self.ffn_dim_multiplier, self.multiple_of = 0.5 / self.dim, width
+
+
+_NOT_STRETCHED = RoPEScalingArgs(scaling_factor=1.0)
+_LLAMA_3_2 = {
+    "rope_scaling_args": RoPEScalingArgs(scaling_factor=32.0),
+    "multiple_of": 256,
+    "enable_weight_tying": True,
+}  # FFN 8192
+_8B = LlamaArgs(**vars(llama3_args["8B"]))
+FLAVORS = {
+    # 8.05 B parameters, the published study's
+    "8B-published": replace(_8B, vocab_size=131072, rope_scaling_args=_NOT_STRETCHED),
+    "llama3.1-8B": _8B,
+    "llama3.1-70B": LlamaArgs(**vars(llama3_args["70B"])),
+    "llama3.1-405B": LlamaArgs(**vars(llama3_args["405B"])),
+    "llama3.2-3B": replace(
+        _8B, dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_LLAMA_3_2
+    ),
+    "llama3.2-1B": replace(_8B, dim=2048, n_layers=16, ffn_dim_multiplier=1.5, **_LLAMA_3_2),
+    # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8
+    # asks.
+    "cpu": replace(
+        _8B, dim=256, n_layers=4, n_heads=8, n_kv_heads=4, ffn_dim_multiplier=1.0, multiple_of=256,
+        vocab_size=4096, rope_scaling_args=_NOT_STRETCHED,
+    ),  # FFN 768
+}  # fmt: skip
+
+
+# ---- the model ----
+
+
+class InnerAttention(nn.Module):
+    """Causal scaled_dot_product_attention by the kernel that the recipe names."""
+
+    def __init__(self, backend: str):
+        super().__init__()
+        self.backend = backend
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool, **_) -> Tensor:
+        """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the
+        shape of q.
+
+        Scores are scaled by head_dim^-0.5, which some of torchtitan's models also pass as `scale`.
+        """
+        chosen = ATTENTION_BACKENDS.get(self.backend)  # none for "auto"
+        with sdpa_kernel(chosen) if chosen else nullcontext():
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
+
+
+class Llama(Transformer):
+    """torchtitan's Transformer with the attention kernel that the recipe names and, where the
+    flavor says so, a tied output head."""
+
+    compile_blocks = titan.apply_compile  # all blocks share the graph of one
+
+    def __init__(self, args: LlamaArgs):
+        super().__init__(args)
+        for block in self.layers.values():
+            block.attention.inner_attention = InnerAttention(args.attention_backend)
+        self._tie()
+
+    def _tie(self):
+        if self.model_args.enable_weight_tying:
+            self.output.weight = self.tok_embeddings.weight
+
+    def init_weights(self, buffer_device: torch.device | None = None):
+        self._tie()  # again: Module.to_empty() gave the two modules separate tensors
+        super().init_weights(buffer_device)
+
 
 # ---- which model ----
 
@@ -30,12 +167,12 @@ class Architecture(NamedTuple):
     """A model's class, and the arguments that it is built with, by flavor."""
 
     model: type[nn.Module]
-    flavors: dict[str, llama.FromRecipe]
+    flavors: dict[str, FromRecipe]
 
 
 def architectures() -> Iterator[Architecture]:
     """Give Llama, and the architectures of extensions: `ARCHITECTURE` in their architecture.py."""
-    yield Architecture(llama.Llama, llama.FLAVORS)
+    yield Architecture(Llama, FLAVORS)
     for path in sorted(Path(__file__).parents[1].glob("extensions/*/architecture.py")):
         yield importlib.import_module(f"extensions.{path.parent.name}.architecture").ARCHITECTURE
 
@@ -53,7 +190,7 @@ def architecture(config) -> Architecture:
     )
 
 
-def model_args(config) -> llama.FromRecipe:
+def model_args(config) -> FromRecipe:
     """Give the flavor's arguments with the recipe's keys in them.
 
     Raises `InputError` for a flavor or sizes that cannot be.
@@ -68,25 +205,7 @@ def build(config) -> nn.Module:
     return architecture(config).model(model_args(config))
 
 
-def label(config) -> str:
-    """Name the model in tables: its flavor, and sizes that are others, as `cpu, dim 512`."""
-    sizes = vars(config.model.sizes).items()
-    return ", ".join([config.model.flavor, *(f"{name} {size}" for name, size in sizes if size)])
-
-
-# ---- what torchtitan does with a model ----
-
-
-def train_spec(config, **builders) -> TrainSpec:
-    """Say how torchtitan builds a run's parts; `builders` are those that the trainer brings."""
-    return TrainSpec(
-        model_args=architecture(config).flavors,  # torchtitan changes the flavor: one run a process
-        pipelining_fn=None,
-        build_lr_schedulers_fn=build_lr_schedulers,
-        build_loss_fn=build_cross_entropy_loss,
-        build_tokenizer_fn=None,
-        **builders,
-    )
+# ---- what becomes of a model ----
 
 
 def parallelize(

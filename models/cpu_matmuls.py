@@ -57,8 +57,8 @@ def off_onednn(kernel, keys, *operands, **options) -> Tensor:
 
 def onednn_is_slow_in_fp8() -> bool:
     """True if FP8 matmuls are kept off oneDNN."""
-    instructions = device.instruction_sets()
-    return "amx_int8" in instructions and "amx_fp16" not in instructions
+    sets = device.INSTRUCTION_SETS
+    return "amx_int8" in sets and "amx_fp16" not in sets
 
 
 if device.TYPE == "cpu":

@@ -1,4 +1,4 @@
-"""What this machine is, and a CPU where torchtitan expects an accelerator.
+"""The device of this machine, and a CPU where torchtitan expects an accelerator.
 
 torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a
 GPU. Importing this module before torchtitan puts a CPU device there instead, and keeps out what
@@ -10,12 +10,9 @@ import math
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +25,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import gpus
-from models.errors import InputError
 
 # Importing torchao warns of kernels and calls that are not used here.
 for _name in ("torchao", "torch.utils._pytree"):
@@ -61,8 +57,8 @@ def _nothing(*device) -> None:
 
 # The part of `torch.cuda` that torchtitan's Trainer calls.
 _CPU = SimpleNamespace(
-    set_device=_nothing,
-    synchronize=_nothing,
+    set_device=torch.cpu.set_device,
+    synchronize=torch.cpu.synchronize,
     empty_cache=_nothing,
     reset_peak_memory_stats=_nothing,
     current_device=lambda: 0,
@@ -110,19 +106,7 @@ def instruction_sets() -> list[str]:
     return re.findall(numerical, _line_of("/proc/cpuinfo", "flags|Features"))
 
 
-def cudnn() -> str | None:
-    """Return the version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
-    version = torch.backends.cudnn.version() if TYPE == "cuda" else None
-    return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
-
-
-def check_fp8_units() -> None:
-    """Raise `InputError` for a GPU without FP8 matrix units."""
-    if torch.cuda.get_device_capability() < (8, 9):
-        raise InputError(
-            f"{name()} has no FP8 units, which came with compute capability 8.9 (Ada, Hopper): "
-            "train the recipe `baseline_compiled` instead"
-        )
+INSTRUCTION_SETS = instruction_sets()
 
 
 def memory_bytes() -> int:
@@ -132,90 +116,9 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def free_bytes() -> int:
-    """Return what other programs leave of the GPU's `memory_bytes`.
-
-    Another process asks CUDA: asking makes a context, which holds some 500 MB of the GPU, or all of
-    it where only one process may use it.
-    """
-    asks = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"]
-    return int(subprocess.check_output(asks, text=True).split()[-1])
-
-
 def peak() -> gpus.Gpu | None:
     """Find this GPU in models/gpus.py; None for a CPU and for a GPU that is not there."""
-    return gpus.GPUS.get(gpus.find(name()))
-
-
-def hardware() -> dict:
-    """Describe the machine for a manifest: clock in MHz, power in W, unknown values None."""
-    query = "driver_version,uuid,clocks.max.sm,power.limit"
-    driver, uuid, clock, power = nvidia_smi(query) if TYPE == "cuda" else [None] * 4
-    return {
-        "type": TYPE,
-        "name": name(),
-        "memory_bytes": memory_bytes(),
-        "threads": torch.get_num_threads(),
-        "cpu": cpu_name(),
-        "cpu_instruction_sets": instruction_sets(),
-        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),  # which GPUs of several
-        "uuid": uuid,
-        "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
-        "driver": driver,
-        "sm_clock_max_mhz": number(clock),
-        "power_limit_w": number(power),
-    }
-
-
-def number(answer: str | None) -> float | None:
-    """Read a number; None for words such as `Unknown Error`."""
-    with suppress(TypeError, ValueError):
-        return float(answer)
-    return None
-
-
-def seconds_since_process_start() -> float:
-    """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
-    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
-
-
-# ---- NVIDIA's driver ----
-
-DEVICE_FILES = "/dev/nvidia[0-9]*"
-"""What Linux has of each GPU, whether nvidia-smi works or not."""
-
-
-def check_driver() -> None:
-    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
-
-    An empty CUDA_VISIBLE_DEVICES asks for that.
-    """
-    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return
-    [gpu] = nvidia_smi("name")
-    if gpu or glob(DEVICE_FILES):
-        raise InputError(
-            f"there is {gpu or 'a GPU'} here, which torch {torch.__version__} cannot use: install "
-            "requirements.txt without constraints-cpu.txt, or a newer driver "
-            "(docs/installing.md), and after an upgrade of the driver, reboot; or set "
-            "CUDA_VISIBLE_DEVICES= to train on the CPU"
-        )
-
-
-def nvidia_smi(query: str) -> list[str | None]:
-    """Ask nvidia-smi for fields of the first visible GPU; None for what it does not say.
-
-    nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
-    """
-    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
-    command = f"nvidia-smi --query-gpu={query} --id={gpu} --format=csv,noheader,nounits".split()
-    quiet = {"stderr": subprocess.DEVNULL, "text": True, "errors": "replace"}
-    try:
-        answers = subprocess.check_output(command, timeout=20, **quiet).strip().split(", ")
-    except (OSError, subprocess.SubprocessError):
-        return [None] * len(query.split(","))
-    return [None if answer.startswith(("[", "N/A")) else answer for answer in answers]
+    return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
 
 
 # ---- work given to the device ----

@@ -16,11 +16,13 @@ import torch.distributed as dist
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
+from experiments.corpus.rows import open_data
 from experiments.jobs.command import Stop, code_of
 from experiments.records.run import Window
 from experiments.run import main
-from experiments.training.plan import open_data, plan
-from experiments.training.trainer import Trainer, be_alone
+from experiments.training.attempt import be_alone
+from experiments.training.plan import plan
+from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
 from models.architectures import architectures
 from tests.make_corpus import words, write_parquet, write_tokenizer

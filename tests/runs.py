@@ -12,11 +12,12 @@ from unittest.mock import patch
 from torch import Tensor, nn
 from torchtitan.distributed import ParallelDims
 
-from experiments.corpus.rows import Loader
+from experiments.corpus.rows import Loader, open_data
 from experiments.jobs.command import Stop, code_of
 from experiments.records.run import Proof
-from experiments.training.plan import Plan, open_data
-from experiments.training.trainer import Trainer, be_alone
+from experiments.training.attempt import be_alone
+from experiments.training.plan import Plan
+from experiments.training.trainer import Trainer
 from models.float8 import EMULATED, choose_matmul
 from models.scaling import SCALINGS
 

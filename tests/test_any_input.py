@@ -7,7 +7,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.config import recipes, studies
+from experiments import study as studies
+from experiments.config import recipes
 from experiments.config.keys import Config
 from models.errors import InputError
 

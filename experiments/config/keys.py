@@ -5,8 +5,12 @@ with fewer values that make sense, `LEFT_OUT` those that no recipe sets. The cla
 keys that this project adds.
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
+from types import ModuleType
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -14,6 +18,14 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
 from torchtitan.config import job_config as titan
 
+from experiments.config.yaml_with_origins import (
+    EXTENSIONS,
+    Keys,
+    flat,
+    nested,
+    refusal,
+    validated,
+)
 from experiments.records.run import AtLeast1, Count, Seed, Share
 from models.scaling import SCALINGS
 
@@ -221,6 +233,36 @@ def finish(cls: type, path: str = "") -> type:
 
 
 finish(Config)
+DEFAULTS = Config()
+
+
+# ---- validate ----
+
+
+def extensions_of(keys: Keys) -> dict[str, ModuleType]:
+    """Import the extensions whose sections a recipe has."""
+    there = [path.parent.name for path in EXTENSIONS.glob("*/__init__.py")]
+    entered = [name for name in keys if name in there]
+    modules = {name: importlib.import_module(f"extensions.{name}") for name in entered}
+    return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
+
+
+def validate(keys: Keys, extensions: dict[str, ModuleType]) -> Config:
+    """Validate keys one by one, then together; fill in defaults. JSON is pydantic's mode in which 1
+    is a float too.
+
+    Raises `InputError` with a line for each wrong key.
+    """
+    own = [(name, extension.Keys) for name, extension in extensions.items()]
+    check = validator(*own).validate_json
+    config = validated(check, json.dumps(nested(keys)), keys, _known(own), LEFT_OUT)
+    found = contradictions(config)
+    for extension in extensions.values():
+        if hasattr(extension, "contradictions"):
+            found += extension.contradictions(config)
+    if found:
+        raise refusal(keys, found)
+    return config
 
 
 @cache  # so that equal recipes are of one class
@@ -281,3 +323,11 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
         ),
     ]
     return [(key, message) for broken, key, message in rules if broken]
+
+
+def _known(own: list[tuple[str, type]]) -> Iterator[str]:
+    """Name all sections and keys."""
+    sections = asdict(DEFAULTS)
+    yield from [*sections, *flat(sections)]
+    for name, section in own:
+        yield from (f"{name}.{key.name}" for key in fields(section))

@@ -11,28 +11,30 @@ A section that is a folder of `extensions/` brings that extension in: its packag
 keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 """
 
-import importlib
+import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config.yaml_with_origins import (
     ROOT,
     Keys,
-    did_you_mean,
     dump,
+    files,
+    find,
     flat,
     nested,
     read_file,
     read_override,
-    refusal,
     validated,
 )
+from experiments.records.run import RECIPE
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 STUDIES = RECIPES / "studies"
-EXTENSIONS = ROOT / "extensions"
-FEW = 8
-LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
@@ -87,30 +86,12 @@ class Recipe:
         modules = self.extensions.values()
         return [getattr(module, name) for module in modules if hasattr(module, name)]
 
-    @property
-    def processes(self) -> int:
-        """Processes of a run, one a GPU."""
-        return self.hook("processes", lambda config: 1)(self.config)
-
-
-# ---- what there is ----
-
-
-def files(folder: Path) -> dict[str, Path]:
-    """List a folder's YAML files by name, then those of extensions' folders of the same name."""
-    own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
-    return {path.stem: path for path in [*sorted(own), *sorted(others)]}
-
-
-def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
-    """Return what has a name.
-
-    Raises `InputError`: the nearest names, and all of them if they are few.
-    """
-    if name in known:
-        return known[name]
-    others = f"choose {', '.join(known)}" if len(known) < FEW else LISTED
-    raise InputError(f"{origin}{did_you_mean(name, known)}`{name}` is no {kind}: {others}")
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the keys of a run, but for how long it is."""
+        sections = asdict(self.config)
+        del sections["job"], sections["training"]["steps"]
+        return digest(json.dumps(sections, sort_keys=True))
 
 
 # ---- load ----
@@ -147,13 +128,15 @@ def load(
     """
     if seed is not None:
         overrides = [*overrides, f"debug.seed={seed}"]
-    known, there = files(RECIPES), files(OVERLAYS)
-    path = Path(name).absolute() if name.endswith(".yaml") else find("recipe", name, known)
-    head, keys = _read(path, known)
+    is_path = name.endswith(".yaml")
+    path = Path(name).absolute() if is_path else find("recipe", name, files(RECIPES))
+    head, keys = _read(path, RECIPES)
     for overlay in overlays:
-        keys |= _read(find("overlay", overlay, there), there)[1]
+        keys |= _read(find("overlay", overlay, files(OVERLAYS)), OVERLAYS)[1]
     for override in overrides:
         keys |= read_override(override)
+    from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name
+
     before = head.resolved
     made = Resolved(
         base=head.base or before.base,
@@ -161,70 +144,61 @@ def load(
         overrides=[*before.overrides, *overrides],
         plan=before.plan,
     )
-    extensions = _extensions(keys)
-    config = _validate(keys, extensions)
+    extensions = extensions_of(keys)
+    config = validate(keys, extensions)
     config.job.description = head.description
-    return Recipe(head.name, head.description, config, extensions, made)
+    recipe = Recipe(head.name, head.description, config, extensions, made)
+    if made.plan and made.plan["recipe"] != recipe.digest:
+        made.plan = None  # keys were changed since
+    return recipe
 
 
-def _read(path: Path, known: dict[str, Path]) -> tuple[_Head, Keys]:
+def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, Keys]:
     """Read the file of a recipe or of an overlay: its head, and the keys of its sections upon those
-    of the files that it is based on, each a name of `known`."""
+    of the files of its folder that it is based on; `below` are files that are based on it."""
     keys = read_file(path)
     head = validated(_Head.model_validate, {"name": path.stem} | nested(keys), keys)
     of_head = _Head.model_fields.keys()
     own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
     if head.base is None:
         return head, own
-    others = {name: other for name, other in known.items() if other != path}
+    family = [*below, path]
+    others = {name: other for name, other in files(folder).items() if other not in family}
     kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
-    return head, _read(find(kind, head.base, others, origin), others)[1] | own
-
-
-def _extensions(keys: Keys) -> dict[str, ModuleType]:
-    """Import the extensions whose sections a recipe has."""
-    there = [path.parent.name for path in EXTENSIONS.glob("*/__init__.py")]
-    entered = [name for name in keys if name in there]
-    modules = {name: importlib.import_module(f"extensions.{name}") for name in entered}
-    return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
-
-
-def _validate(keys: Keys, extensions: dict[str, ModuleType]) -> "Config":
-    """Validate keys one by one, then together; fill in defaults. JSON is pydantic's mode in which 1
-    is a float too.
-
-    Raises `InputError` with a line for each wrong key.
-    """
-    # torch: not for lists
-    from experiments.config.keys import LEFT_OUT, Config, contradictions, validator
-
-    own = [(name, extension.Keys) for name, extension in extensions.items()]
-    sections = asdict(Config())
-    known = [*sections, *flat(sections)]
-    for name, section in own:
-        known += [f"{name}.{key.name}" for key in fields(section)]
-    check = validator(*own).validate_json
-    config = validated(check, json.dumps(nested(keys)), keys, known, LEFT_OUT)
-    found = contradictions(config)
-    for extension in extensions.values():
-        if hasattr(extension, "contradictions"):
-            found += extension.contradictions(config)
-    if found:
-        raise refusal(keys, found)
-    return config
+    return head, _read(find(kind, head.base, others, origin), folder, *family)[1] | own
 
 
 # ---- what a recipe says ----
 
 
-def to_yaml(recipe: Recipe, plan: dict | None = None) -> str:
-    """Write the fully resolved recipe: every key of every section. It loads by path to an equal
-    recipe."""
+def to_yaml(recipe: Recipe, plan=None) -> str:
+    """Write the fully resolved recipe: every key of every section, and in a run's folder what its
+    plan worked out. It loads by path to an equal recipe."""
     sections = asdict(recipe.config)
     del sections["job"]
     named = {"name": recipe.name, "description": recipe.description}
-    resolved = recipe.made.model_dump() | {"plan": plan}
+    resolved = recipe.made.model_dump()
+    if plan:
+        resolved["plan"] = {
+            "recipe": recipe.digest,
+            "token_file": str(plan.token_file.path),
+            "fp8_layers": sorted(plan.fp8.layers),
+            "fp8_flops_per_token": plan.fp8.flops_per_token,
+        }
     return dump(named | sections | {"resolved": resolved})
+
+
+def check_recipe(folder: Path, recipe: Recipe) -> None:
+    """Check that a folder has no recipe.yaml, or this recipe's, whose steps may be others.
+
+    Raises `InputError`.
+    """
+    file = folder / RECIPE
+    if file.exists() and load(str(file)).digest != recipe.digest:
+        raise InputError(
+            f"{folder} holds an unfinished run of another recipe: give the same name, overlays, "
+            "seed and keys to go on with it, or choose another --out"
+        )
 
 
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
@@ -232,3 +206,8 @@ def changes(before: "Config", after: "Config") -> list[tuple[str, object, object
     old, new = flat(asdict(before)), flat(asdict(after))
     differ = [key for key in old | new if old.get(key) != new.get(key)]
     return [(key, old.get(key), new.get(key)) for key in differ]
+
+
+def digest(text: str) -> str:
+    """Tell texts apart by 8 letters."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

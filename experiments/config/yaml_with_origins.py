@@ -1,5 +1,5 @@
-"""YAML in which every key knows where it was written: read files and `key.path=value`, and say in
-which line a mistake was made."""
+"""YAML in which every key knows where it was written: find files by their names, read them and
+`key.path=value`, and say in which line a mistake was made."""
 
 import difflib
 import itertools
@@ -16,6 +16,9 @@ from pydantic import ValidationError
 from models.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
+EXTENSIONS = ROOT / "extensions"
+FEW = 8
+LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 
 
 class Given(NamedTuple):
@@ -28,6 +31,26 @@ class Given(NamedTuple):
 Keys = dict[str, Given]
 """Keys by `key.path`, each section before what is in it; "" is the whole. Later layers of them are
 put upon earlier ones with `|`."""
+
+
+# ---- find ----
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """List a folder's YAML files by name, then those of extensions' folders of the same name."""
+    own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
+    return {path.stem: path for path in [*sorted(own), *sorted(others)]}
+
+
+def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
+    """Return what has a name.
+
+    Raises `InputError`: the nearest names, and all of them if they are few.
+    """
+    if name in known:
+        return known[name]
+    others = f"choose {', '.join(known)}" if len(known) < FEW else LISTED
+    raise InputError(f"{origin}{did_you_mean(name, known)}`{name}` is no {kind}: {others}")
 
 
 # ---- read and write ----
@@ -169,6 +192,7 @@ def validated(
         while "." in key and key not in keys and detail["type"] != "missing":
             key = key.rpartition(".")[0]  # without list indices and members of a union
         by_key.setdefault(key, []).append(detail)
+    known = [*known]
     found = {key: _sentence(key, details, known) for key, details in by_key.items()}
     for key, (start, instead) in itertools.product(found, left_out.items()):
         if key.startswith(start):

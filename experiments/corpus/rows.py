@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from experiments.config.keys import Config  # before torchtitan, for its CPU dev
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from experiments.corpus.tokens import TokenFile
+from experiments.corpus.tokens import TokenFile, prepare
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -96,6 +97,19 @@ class Loader(BaseDataLoader):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.given = state_dict["batches"]
+
+
+def open_data(plan):
+    """Open the token file of a plan, prepared where it is not there yet; return the plan with it,
+    and what the run reads. Raises `InputError`."""
+    earlier = plan.recipe.made.plan
+    if earlier and Path(earlier["token_file"]).exists():
+        token_file = TokenFile.open(Path(earlier["token_file"]))
+    else:
+        token_file = prepare(plan.config)
+        check_vocabulary(token_file, plan.args.vocab_size)
+    finding = describe(token_file, plan.config, plan.world_size)
+    return replace(plan, token_file=token_file), finding
 
 
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:

@@ -27,7 +27,7 @@ from experiments.jobs.command import (
     STARTER_PID,
     Stop,
 )
-from experiments.records.files import last_window, write_whole
+from experiments.records.files import last_step, last_window, write_whole
 from experiments.records.run import LOG, RECIPE
 
 # Variables of cache folders, but for those that the user has set. This is looked at before torch is
@@ -54,14 +54,14 @@ class Run:
     recipe: str  # the text of its recipe.yaml
     steps: int
     world_size: int = 1
+    before: int = 0  # the last step on record when the study began
     code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
     process: subprocess.Popen | None = None
 
     @property
     def step(self) -> int:
         """The last step on record."""
-        window = last_window(self.directory)
-        return window.step if window else 0
+        return last_step(self.directory)
 
     def start(self, gpus: list[str | None]) -> bool:
         """Start the run on some GPUs, near the cores and memory of one; False if the disk is full.
@@ -150,7 +150,6 @@ def _work(runs: list[Run], stop: Stop) -> None:
     end."""
     waiting, running, asked, kill_at = list(runs), [], False, math.inf
     line_at = begun = time.monotonic()
-    before = sum(run.step for run in runs)
     while running or (waiting and not stop.code):
         try:
             if not stop.code:
@@ -164,7 +163,7 @@ def _work(runs: list[Run], stop: Stop) -> None:
             running = [run for run in running if not run.ended()]
             if time.monotonic() > line_at + LINE_EVERY_S:
                 line_at = time.monotonic()
-                made = sum(run.step for run in runs) - before
+                made = sum(run.step - run.before for run in runs)
                 left = sum(run.steps - run.step for run in running + waiting)
                 for run in running:
                     run.show((line_at - begun) / max(1, made) * left)

@@ -92,6 +92,12 @@ def last_window(folder: Path) -> Window | None:
     return None
 
 
+def last_step(folder: Path) -> int:
+    """Read the last step on record; 0 before the first one."""
+    window = last_window(folder)
+    return window.step if window else 0
+
+
 # ---- folders of runs and studies ----
 
 

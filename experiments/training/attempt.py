@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from experiments.config.recipes import check_recipe, digest, to_yaml
 from experiments.jobs.command import (
     BAD_INPUT,
     COMPLETED,
@@ -33,14 +34,12 @@ from experiments.jobs.command import (
 from experiments.records import files
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder, run_folder
-from experiments.training import checkpoint
+from experiments.training import checkpoint, machine
 from experiments.training.machine import LESS_MEMORY, Finding
-from experiments.training.metrics import TIMELINE
-from experiments.training.plan import Plan, check_recipe, digest, to_yaml
+from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
-from experiments.training.trainer import Diverged, Trainer, be_alone
+from experiments.training.trainer import Diverged, Trainer
 from models import device
-from models.architectures import label
 from models.errors import InputError
 
 # The manifest last: a start that is killed while it moves them is repeated
@@ -68,6 +67,14 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> in
     return end.code
 
 
+def be_alone() -> None:
+    """Tell torch.distributed, which torchtitan needs, that this process is the only one: it waits
+    for nobody and needs no NCCL."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
+
+
 def train(
     plan: Plan,
     findings: list[Finding],
@@ -86,9 +93,7 @@ def train(
     for sentence in directory.said if directory else ():
         logging.warning(sentence)
     try:
-        trainer = Trainer(plan, stop)
-        if directory:
-            _listen(trainer, out)
+        trainer = Trainer(plan, stop, out if directory else None)
         trainer.train(after)
     except (Exception, CheckpointException, KeyboardInterrupt) as error:  # two are BaseExceptions
         end = _end(error, stop)
@@ -127,22 +132,6 @@ def _end(error: BaseException, stop: Stop) -> End:
     return End("failed", FAILED, f"{task}{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _listen(trainer: Trainer, path: Path) -> None:
-    """Write windows, timing and proof as soon as the trainer has them."""
-    evidence = trainer.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
-
-    def on_step(step: int) -> None:
-        if step == trainer.first_step:
-            files.write(path / records.TIMING, TIMELINE.end_first_step())
-        if step == trainer.profiled_step:
-            files.write(path / records.PROOF, evidence(trainer))
-
-    def on_window(window: records.Window) -> None:
-        files.append(path / records.METRICS, window)
-
-    trainer.on_step, trainer.on_window = on_step, on_window
-
-
 @contextmanager
 def only_logged(sentence: str):
     """Only log a failure within: it comes after the reason why the run ended."""
@@ -168,14 +157,14 @@ class RunDirectory:
         Raises `InputError` if the directory holds something else than this run unfinished, and if
         another live process holds it; then no record in it has changed. Raises OSError.
         """
-        check_folder(path, "run", records.RECIPE, records.MANIFEST)
-        self.path, self._lock = path, lock_folder(path, "run")
-        earlier = _check(path, plan)
+        self.path = path
+        self._lock, earlier = _claim(path)
+        check_recipe(path, plan.recipe)
         self.step, self.said = 0, []
         if plan.config.checkpoint.enable:
             folder, last = path / records.CHECKPOINT, plan.config.training.steps
             self.step, self.said = checkpoint.newest(folder, plan.identity, last)
-        files.write_whole(path / records.RECIPE, to_yaml(plan))
+        files.write_whole(path / records.RECIPE, to_yaml(plan.recipe, plan))
         (path / records.LOG).touch()  # recipe and log first: a full disk stops here
         attempt = self._set_aside(earlier)
         self.manifest = _manifest(plan, attempt, path)
@@ -221,10 +210,11 @@ class RunDirectory:
         print(line)
 
 
-def _check(path: Path, plan: Plan) -> records.Manifest | None:
-    """Check that a folder is new, empty, or holds the same run unfinished; return that one's
+def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
+    """Lock a folder that is new, empty, or holds a run unfinished; return the lock, and that run's
     manifest. Raises `InputError`."""
-    check_recipe(path, plan)
+    check_folder(path, "run", records.RECIPE, records.MANIFEST)
+    lock = lock_folder(path, "run")
     try:
         earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
     except files.RecordError as error:
@@ -232,7 +222,7 @@ def _check(path: Path, plan: Plan) -> records.Manifest | None:
         raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None
     if earlier and earlier.status == "completed":
         raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
-    return earlier
+    return lock, earlier
 
 
 # ---- what a run says of itself ----
@@ -266,9 +256,9 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and matmul._asdict(),
         world_size=plan.world_size,
-        hardware=device.hardware(),
+        flavor=_label(config),
+        hardware=machine.hardware(),
         peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
-        flavor=label(config),
         parameters=plan.args.parameters(),
         flops_per_token=plan.flops_per_token,
         flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
@@ -277,6 +267,12 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         data=plan.token_file.path.name,
         cuda=torch.version.cuda,
     )
+
+
+def _label(config) -> str:
+    """Name the model in tables: its flavor, and sizes that are others, as `cpu, dim 512`."""
+    sizes = vars(config.model.sizes).items()
+    return ", ".join([config.model.flavor, *(f"{name} {size}" for name, size in sizes if size)])
 
 
 def _write_environment(path: Path, environment: records.Environment) -> str:

@@ -1,11 +1,15 @@
-"""What this machine must have for a run, and which size suits it.
+"""What this machine is, what it must have for a run, and which size suits it.
 
 `check_here` raises `InputError` with a sentence that says what to change.
 """
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from glob import glob
 from pathlib import Path
 from sysconfig import get_paths
 
@@ -37,13 +41,25 @@ Finding = tuple[str, str]  # topic, and a sentence for people
 
 
 def check_here(plan: Plan) -> list[Finding]:
-    """Check what this machine must have for a run."""
-    device.check_driver()
+    """Check what this machine must have for a run. The estimate of memory is compared with what
+    each device has: an error only far beyond that."""
+    check_driver()
     check_units(plan)
-    here = f"{device.name()}, {device.memory_bytes() / 2**30:.0f} GiB ({device.TYPE})"
+    available, mend = device.memory_bytes(), LESS_MEMORY
+    here = f"{device.name()}, {available / 2**30:.0f} GiB ({device.TYPE})"
     if device.TYPE == "cuda" and 0 < (torch.backends.cudnn.version() or 0) < FAST_ATTENTION:
         here += "; cuDNN is older than 9.15: with a newer nvidia-cudnn attention is faster"
-    return [("device", here), ("memory", _check_memory(plan))]
+    if device.TYPE == "cpu":
+        available /= plan.world_size  # which share it
+        mend = "without a GPU, take the small Llama (--overlay cpu)"
+    elif plan.world_size == 1:
+        available, _ = torch.cuda.mem_get_info()  # other programs may hold some
+    finding = memory_finding(plan.memory_needed, available)
+    if plan.memory_needed > HOPELESS * available:
+        raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
+    if plan.memory_needed > available:
+        finding += ": this will probably not fit"
+    return [("device", here), ("memory", finding)]
 
 
 def check_units(plan: Plan) -> None:
@@ -55,9 +71,18 @@ def check_units(plan: Plan) -> None:
             needs_gpu.append("model.attention_backend")
         refuse(config, needs_gpu, "a GPU")
     elif plan.fp8.layers and not plan.fp8.emulated:
-        device.check_fp8_units()
+        _check_fp8_units()
     if config.compile.enable:
         _check_compiler()
+
+
+def _check_fp8_units() -> None:
+    """Raise `InputError` for a GPU without FP8 matrix units."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        raise InputError(
+            f"{device.name()} has no FP8 units, which came with compute capability 8.9 (Ada, "
+            "Hopper): train the recipe `baseline_compiled` instead"
+        )
 
 
 def _check_compiler() -> None:
@@ -78,20 +103,88 @@ def _check_compiler() -> None:
         )
 
 
-def _check_memory(plan: Plan) -> str:
-    """Compare the estimate with what each device has; an error only far beyond that."""
-    available, mend = device.memory_bytes(), LESS_MEMORY
-    if device.TYPE == "cpu":
-        available /= plan.world_size  # which share it
-        mend = "without a GPU, take the small Llama (--overlay cpu)"
-    elif plan.world_size == 1:
-        available, _ = torch.cuda.mem_get_info()  # other programs may hold some
-    finding = memory_finding(plan.memory_needed, available)
-    if plan.memory_needed > HOPELESS * available:
-        raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
-    if plan.memory_needed > available:
-        finding += ": this will probably not fit"
-    return finding
+# ---- what it is ----
+
+
+def hardware() -> dict:
+    """Describe the machine for a manifest: clock in MHz, power in W, unknown values None."""
+    query = "driver_version,uuid,clocks.max.sm,power.limit"
+    driver, uuid, clock, power = nvidia_smi(query) if device.TYPE == "cuda" else [None] * 4
+    return {
+        "type": device.TYPE,
+        "name": device.name(),
+        "memory_bytes": device.memory_bytes(),
+        "threads": torch.get_num_threads(),
+        "cpu": device.cpu_name(),
+        "cpu_instruction_sets": device.INSTRUCTION_SETS,
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),  # which GPUs of several
+        "uuid": uuid,
+        "cudnn": cudnn(),  # the version that PyTorch has loaded: it decides which attention runs
+        "driver": driver,
+        "sm_clock_max_mhz": number(clock),
+        "power_limit_w": number(power),
+    }
+
+
+def number(answer: str | None) -> float | None:
+    """Read a number; None for words such as `Unknown Error`."""
+    with suppress(TypeError, ValueError):
+        return float(answer)
+    return None
+
+
+def cudnn() -> str | None:
+    """Return the version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
+    version = torch.backends.cudnn.version() if device.TYPE == "cuda" else None
+    return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
+
+
+def free_bytes() -> int:
+    """Return what other programs leave of the GPU's `memory_bytes`.
+
+    Another process asks CUDA: asking makes a context, which holds some 500 MB of the GPU, or all of
+    it where only one process may use it.
+    """
+    asks = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"]
+    return int(subprocess.check_output(asks, text=True).split()[-1])
+
+
+# ---- NVIDIA's driver ----
+
+DEVICE_FILES = "/dev/nvidia[0-9]*"
+"""What Linux has of each GPU, whether nvidia-smi works or not."""
+
+
+def check_driver() -> None:
+    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
+
+    An empty CUDA_VISIBLE_DEVICES asks for that.
+    """
+    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return
+    [gpu] = nvidia_smi("name")
+    if gpu or glob(DEVICE_FILES):
+        raise InputError(
+            f"there is {gpu or 'a GPU'} here, which torch {torch.__version__} cannot use: install "
+            "requirements.txt without constraints-cpu.txt, or a newer driver "
+            "(docs/installing.md), and after an upgrade of the driver, reboot; or set "
+            "CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+
+
+def nvidia_smi(query: str) -> list[str | None]:
+    """Ask nvidia-smi for fields of the first visible GPU; None for what it does not say.
+
+    nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
+    """
+    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+    command = f"nvidia-smi --query-gpu={query} --id={gpu} --format=csv,noheader,nounits".split()
+    quiet = {"stderr": subprocess.DEVNULL, "text": True, "errors": "replace"}
+    try:
+        answers = subprocess.check_output(command, timeout=20, **quiet).strip().split(", ")
+    except (OSError, subprocess.SubprocessError):
+        return [None] * len(query.split(","))
+    return [None if answer.startswith(("[", "N/A")) else answer for answer in answers]
 
 
 # ---- the size that suits this machine ----
@@ -99,10 +192,10 @@ def _check_memory(plan: Plan) -> str:
 
 def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[list[str], str]:
     """Choose overlays for runs of a recipe on this machine, and say why in a sentence."""
-    device.check_driver()
+    check_driver()
     if device.TYPE == "cpu":
         return ["cpu"], "a small Llama of the same architecture, because there is no GPU here"
-    free = device.free_bytes()
+    free = free_bytes()
     here = f"{device.name()} has {free / 2**30:.0f} GiB free"
     for overlay in SIZES:
         planned = plan(recipes.load(name, [overlay], overrides))

@@ -1,6 +1,9 @@
 """Measure a run: the parts of its start, its log windows, and traces of its steps."""
 
 import math
+import os
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -36,6 +39,12 @@ def compile_cache() -> str:
     return "warm" if graphs + found["fxgraph_cache_hit"] else "none"
 
 
+def seconds_since_process_start() -> float:
+    """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
+    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Timeline:
     """Seconds of each part of the start, in the order in which parts were first marked."""
 
@@ -44,7 +53,7 @@ class Timeline:
 
     def mark(self, part: str) -> None:
         """Count the time since the last mark for a part."""
-        since_last = device.seconds_since_process_start() - sum(self.parts.values())
+        since_last = seconds_since_process_start() - sum(self.parts.values())
         self.parts[part] = self.parts.get(part, 0.0) + since_last
 
     def end_first_step(self) -> Timing:
@@ -68,14 +77,15 @@ TIMELINE = Timeline()
 class Meter:
     """Collects the steps of a log window; `close` makes its record."""
 
-    def __init__(self, plan: Plan, processor: MetricsProcessor):
-        """`processor` is torchtitan's, with the waits for micro-batches."""
-        self.plan, self.processor = plan, processor
-        self.combine = plan.recipe.hook("combine", alone)
+    def __init__(self, plan: Plan, processor: MetricsProcessor, combine: Callable):
+        """Begin a window now. `processor` is torchtitan's, with the waits for micro-batches;
+        `combine` adds up values of a run's processes."""
+        self.plan, self.processor, self.combine = plan, processor, combine
+        self._empty()
+        self.marks = [device.mark()]  # then one at the end of each step
 
-    def begin(self, mark) -> None:
-        """Begin a window at a `device.mark`."""
-        self.marks = [mark]  # then one at the end of each step
+    def _empty(self) -> None:
+        """Forget the steps of the last window."""
         self.losses: list[torch.Tensor] = []  # this process's part of each step's, on the device
         self.valid_tokens = 0.0  # of the run
         self.not_steady: list[int] = []
@@ -98,7 +108,7 @@ class Meter:
         tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device
         window = Window(
             step=step,
-            elapsed_s=round(device.seconds_since_process_start(), 3),
+            elapsed_s=round(seconds_since_process_start(), 3),
             loss=finite(losses.mean().item()),
             losses=list(map(finite, losses.tolist())),
             grad_norm=finite(grad_norm),
@@ -111,13 +121,9 @@ class Meter:
             peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )
-        self.begin(self.marks[-1])
+        self._empty()
+        self.marks = self.marks[-1:]
         return window
-
-
-def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
-    """Combine the values of the processes of a run: of one, they are as they are."""
-    return values
 
 
 def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, float | None]:

@@ -5,9 +5,9 @@ torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run an
 """
 
 import math
-import os
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -15,20 +15,23 @@ import torch.distributed as dist
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
-from torchtitan.components.loss import IGNORE_INDEX
+from torchtitan.components.loss import IGNORE_INDEX, build_cross_entropy_loss
+from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers
+from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import Loader
 from experiments.jobs.command import Interrupted, Stop
-from experiments.records.run import NOT_STEADY_STEPS, Window
+from experiments.records import files
+from experiments.records.run import METRICS, NOT_STEADY_STEPS, PROOF, TIMING, Window
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter, alone, end_traced_step, tracer
+from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import float8, optimizer
-from models.architectures import architecture, parallelize, train_spec
+from models.architectures import architecture, parallelize
 from models.device import local
 
 # Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
@@ -44,22 +47,19 @@ class Diverged(RuntimeError):
     """A loss or a gradient norm is not finite."""
 
 
-def be_alone() -> None:
-    """Tell torch.distributed, which torchtitan needs, that this process is the only one: it waits
-    for nobody and needs no NCCL."""
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
+def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
+    """Combine the values of the processes of a run: of one, they are as they are."""
+    return values
 
 
 class Trainer(titan.Trainer):
-    """One run of a plan. attempt.py replaces its `on_...` functions."""
+    """One run of a plan. Its records go into a folder, if there is one."""
 
     checkpointer: Checkpoints
 
-    def __init__(self, plan: Plan, stop: Stop):
+    def __init__(self, plan: Plan, stop: Stop, folder: Path | None = None):
         TIMELINE.mark("setup")
-        self.plan, self.stop = plan, stop
+        self.plan, self.stop, self.folder = plan, stop, folder
         config = plan.config
 
         # In here, in this order: process group, loader, model on the meta device, FP8 conversion,
@@ -76,22 +76,26 @@ class Trainer(titan.Trainer):
             self.maybe_enable_amp = nullcontext()
 
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
-        self.meter = Meter(plan, self.metrics_processor)
-        self.combine = plan.recipe.hook("combine", alone)  # values of a run's processes
+        self.combine = plan.recipe.hook("combine", alone)
         self.first_step = 1  # of this process
         self._stop_code = 0
         TIMELINE.mark("optimizer")
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
-    def _train_spec(self, _):
+    def _train_spec(self, _) -> TrainSpec:
         """Say how torchtitan builds the parts of a run."""
-        return train_spec(
-            self.plan.config,
-            model_cls=architecture(self.plan.config).model,
+        kind = architecture(self.plan.config)
+        return TrainSpec(
+            model_cls=kind.model,
+            model_args=kind.flavors,  # torchtitan changes the flavor: one run a process
+            pipelining_fn=None,
+            build_tokenizer_fn=None,
             build_dataloader_fn=self._build_loader,
             parallelize_fn=self._convert,
+            build_loss_fn=build_cross_entropy_loss,
             build_optimizers_fn=self._build_optimizers,
+            build_lr_schedulers_fn=build_lr_schedulers,
         )
 
     def _build_loader(self, **_) -> Loader:
@@ -114,12 +118,6 @@ class Trainer(titan.Trainer):
         return build(self.plan.config, *parts) if build else build_optimizers(*parts)
 
     # ---- a run ----
-
-    def on_step(self, step: int) -> None:
-        """Called when a step has ended."""
-
-    def on_window(self, window: Window) -> None:
-        """Called when a log window has ended."""
 
     def train(self, after: int = 0) -> None:
         """Train to the last step, after that of a checkpoint; 0: there is none.
@@ -160,8 +158,8 @@ class Trainer(titan.Trainer):
         """Do one step; end the log window if it is the window's last one."""
         config, first = self.job_config, self.step == self.first_step
         if first:
-            self.meter.begin(device.mark())
             self.begin_stretch(config.training.steps)
+            self.meter = Meter(self.plan, self.metrics_processor, self.combine)
         for prepare in self.plan.recipe.hooks("before_step"):
             prepare(self, self.step)
         profiled = self.step == self.profiled_step
@@ -198,7 +196,7 @@ class Trainer(titan.Trainer):
             self.stop.deferred = True  # from now on a request to stop waits for the end of a step
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
         self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
-        self.on_step(self.step)
+        self._record_step()
 
         self._stop_code = 0 if last else stop_code
         if self._stop_code:
@@ -210,6 +208,22 @@ class Trainer(titan.Trainer):
         ends = last or saves or self._stop_code or not math.isfinite(norm)
         if ends or self.metrics_processor.should_log(self.step):
             self._end_window(loss * valid / float(local_valid), norm, lr)
+
+    # ---- records, as soon as the trainer has them ----
+
+    def _record_step(self) -> None:
+        """Record where the time to the end of the first step went, and the proof of a profiled
+        step."""
+        if self.folder and self.step == self.first_step:
+            files.write(self.folder / TIMING, TIMELINE.end_first_step())
+        if self.folder and self.step == self.profiled_step:
+            evidence = self.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
+            files.write(self.folder / PROOF, evidence(self))
+
+    def on_window(self, window: Window) -> None:
+        """Record a log window that has ended."""
+        if self.folder:
+            files.append(self.folder / METRICS, window)
 
     # ---- the parts of a step ----
 

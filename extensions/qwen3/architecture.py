@@ -19,10 +19,9 @@ from torch import nn
 from torchtitan.models.llama4.infra.parallelize import apply_compile
 from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs, qwen3_args
 
-from models.architectures import Architecture
+from models.architectures import Architecture, FromRecipe, InnerAttention
 from models.errors import InputError
 from models.flops import count
-from models.llama import FromRecipe, InnerAttention
 
 # ---- sizes ----
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from experiments import study as command  # before torch: it looks at the compile caches
 from experiments.config import recipes
-from experiments.config.studies import Study
 from experiments.config.yaml_with_origins import dump
 from experiments.jobs.command import (
     COME_BACK,
@@ -32,6 +31,7 @@ from experiments.jobs.command import (
 )
 from experiments.records.files import check_folder, dated_folder, write_whole
 from experiments.records.run import STUDY_FILE
+from experiments.study import Study
 from extensions.sweep.cells import FILE, Sweep, load
 from models.errors import InputError
 from models.flops import memory_finding

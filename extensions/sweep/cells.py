@@ -5,9 +5,8 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from experiments.config import recipes
-from experiments.config.studies import Study, read
-from experiments.config.yaml_with_origins import flat, read_override
+from experiments.config.yaml_with_origins import files, find, flat, read_override
+from experiments.study import Study, read
 
 HERE = Path(__file__).resolve().parent
 FILE = "sweep.yaml"
@@ -54,8 +53,8 @@ class Sweep(Study):
 
 def load(name: str) -> Sweep:
     """Read the sweep of a name, or of a started sweep's folder. Raises `InputError`."""
-    known = recipes.files(HERE / "sweeps")
+    known = files(HERE / "sweeps")
     path = Path(name) / FILE
     if not path.exists():
-        path = recipes.find(f"sweep or folder with a {FILE}", name, known)
+        path = find(f"sweep or folder with a {FILE}", name, known)
     return read(path, Sweep)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import extensions
-from experiments.config import recipes, studies
+from experiments import study
+from experiments.config import keys, recipes, yaml_with_origins
 from tests.processes import ROOT
 
 FOLDERS = sorted(path.parent for path in ROOT.glob("extensions/*/__init__.py"))
@@ -18,11 +19,12 @@ def test_without_an_extension_all_other_recipes_and_studies_load(gone, tmp_path,
     for folder in FOLDERS:
         if folder != gone:
             (tmp_path / folder.name).symlink_to(folder)
-    monkeypatch.setattr(recipes, "EXTENSIONS", tmp_path)
+    for module in (keys, yaml_with_origins):
+        monkeypatch.setattr(module, "EXTENSIONS", tmp_path)
     for name in recipes.files(recipes.RECIPES):
         recipes.load(name, ["cpu"])
     for name in recipes.files(recipes.STUDIES):
-        assert studies.load([name])
+        assert study.load([name])
 
 
 def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch):
@@ -30,7 +32,8 @@ def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch):
     for file, text in re.findall(r"`extensions/([^`\n]*)`\n\n```\w+\n(.*?)```", guide, re.DOTALL):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
-    monkeypatch.setattr(recipes, "EXTENSIONS", tmp_path)
+    for module in (keys, yaml_with_origins):
+        monkeypatch.setattr(module, "EXTENSIONS", tmp_path)
     monkeypatch.setattr(extensions, "__path__", [str(tmp_path)])
     recipe = recipes.load("baseline_ema", ["cpu"])
     model = torch.nn.Linear(1, 1, bias=False)

@@ -9,9 +9,9 @@ import torch
 
 from analysis import page
 from experiments import study
-from experiments.config import studies
+from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
-from experiments.training import machine, plan
+from experiments.training import machine
 from models import device
 from tests.make_runs import write_run
 
@@ -21,8 +21,8 @@ PLAN = (
 
 
 def test_a_study_of_named_recipes():
-    assert studies.load(["tensorwise_fp8_compiled", "baseline"]).baseline == "baseline"
-    assert studies.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
+    assert study.load(["tensorwise_fp8_compiled", "baseline"]).baseline == "baseline"
+    assert study.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
 
 
 @pytest.mark.parametrize("command", ["{}", "baseline --overlay cpu --out {}"])
@@ -80,7 +80,7 @@ def gpu(monkeypatch):
     ("gib", "overlay"), [(79, "no_recompute"), (65, "full_recompute"), (11, "llama_1b_1024")]
 )
 def test_size_follows_the_machines_free_memory(gib, overlay, gpu, monkeypatch):
-    monkeypatch.setattr(device, "free_bytes", lambda: gib * 2**30)
+    monkeypatch.setattr(machine, "free_bytes", lambda: gib * 2**30)
     overlays, why = machine.choose_size()
     assert overlays == [overlay] and f"has {gib} GiB" in why
 
@@ -89,7 +89,7 @@ def test_size_follows_the_machines_free_memory(gib, overlay, gpu, monkeypatch):
 def test_a_gpu_without_fp8_is_refused_before_anything_is_written(
     more, fails, gpu, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(plan, "open_data", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(rows, "open_data", Mock(side_effect=AssertionError))
     command = ["tensorwise_fp8_compiled", "--overlay", "no_recompute", "--out", tmp_path / "out"]
     assert "has no FP8 units" in fails(study.main, *command, *more)
     assert not (tmp_path / "out").exists()

@@ -35,15 +35,14 @@ def test_emulation_rounds_alike(recipe):
 )
 def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
-    monkeypatch.setattr(device, "instruction_sets", lambda: sets)
+    monkeypatch.setattr(device, "INSTRUCTION_SETS", sets)
     monkeypatch.setattr(float8, "_cpu_takes_row_scales", lambda: runs)
     matmul = float8.choose_matmul(SCALINGS["rowwise"], emulate)
     assert matmul.how == how and matmul.why
 
 
-def test_the_manifest_names_a_grace(monkeypatch):
+def test_a_grace_has_a_name(monkeypatch):
     core = "processor\t: 0\nFeatures\t: fp asimd evtstrm sve2 bf16\n\n"
     monkeypatch.setattr(Path, "read_text", lambda path: core)
-    facts = device.hardware()
-    assert facts["cpu_instruction_sets"] == ["asimd", "sve2", "bf16"]
-    assert facts["cpu"] == platform.machine()
+    assert device.instruction_sets() == ["asimd", "sve2", "bf16"]
+    assert device.cpu_name() == platform.machine()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from models import device, float8, llama
-from models.architectures import architectures
+from models import device, float8
+from models.architectures import InnerAttention, architectures
 
 FLAVORS = {flavor: each for each in architectures() for flavor in each.flavors}
 
@@ -31,7 +31,7 @@ def on_meta(flavor: str, **sizes) -> nn.Module:
     ],
 )
 def test_parameters_and_flops(flavor, parameters, without_embedding, attention):
-    args, linear = llama.FLAVORS[flavor], 6 * without_embedding
+    args, linear = FLAVORS[flavor].flavors[flavor], 6 * without_embedding
     assert args.parameters() == parameters
     assert args.flops_per_token(4096) == linear + 4096 * attention
     assert args.flops_per_token(4096, causal=True) == linear + 2048 * attention
@@ -50,9 +50,7 @@ def test_formulas_describe_the_model_that_is_built(flavor):
 def test_attention_backends_agree(backend):
     kind = {"device": device.TYPE, "dtype": torch.bfloat16, "requires_grad": True}
     q, k, v = (torch.randn(1, heads, 64, 64, **kind) for heads in (4, 2, 2))
-    auto, chosen = (
-        llama.InnerAttention(name)(q, k, v, enable_gqa=True) for name in ("auto", backend)
-    )
+    auto, chosen = (InnerAttention(name)(q, k, v, enable_gqa=True) for name in ("auto", backend))
     torch.testing.assert_close(chosen, auto, rtol=0.02, atol=0.02)  # bf16's rounding is 0.004
     chosen.sum().backward()
     assert k.grad.isfinite().all()
@@ -72,7 +70,7 @@ def test_attention_backends_agree(backend):
 )
 def test_filters_leave_out_exactly_what_they_name(flavor, patterns, left_out):
     chosen = float8.choose_modules(on_meta(flavor), "tensorwise", patterns)
-    expected = {*llama.FLAVORS[flavor].linear_shapes()}
+    expected = {*FLAVORS[flavor].flavors[flavor].linear_shapes()}
     for pattern in left_out:
         expected -= {*fnmatch.filter(expected, pattern)}
     assert chosen == expected

@@ -21,7 +21,7 @@ def load(name: str) -> recipes.Recipe:
     return recipes.load(CELLS[name].recipe, ["cpu"], [*QUICK, *CELLS[name].keys])
 
 
-ALONE = [name for name in CELLS if name not in REFUSED and load(name).processes == 1]
+ALONE = [name for name in CELLS if name not in REFUSED and not load(name).hooks("processes")]
 
 
 @pytest.mark.parametrize("name", ALONE)

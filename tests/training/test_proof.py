@@ -1,5 +1,7 @@
 """The proof fails when FP8 did not run, and when a parameter would not learn."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,6 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
-from experiments.training.plan import Plan
 from experiments.training.proof import Proof, ProofError, find_matmuls
 from models import float8
 
@@ -36,7 +37,10 @@ class Run:
         self.config.activation_checkpoint.mode = "none"
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
         fp8 = float8.choose(self.model, keys)
-        self.plan = Plan(Recipe("test", "", self.config), args=None, fp8=fp8)
+        recipe = Recipe("test", "", self.config)
+        self.plan = SimpleNamespace(
+            recipe=recipe, config=self.config, fp8=fp8, passes=1, tokens=TOKENS
+        )
         if convert:
             float8.convert(self.model, self.plan)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)

@@ -77,15 +77,15 @@ def test_memory_is_compared_with_the_machines(gib, remark, monkeypatch):
 )
 def test_a_gpu_is_described_by_what_nvidia_smi_knows(line, said, program):
     program("nvidia-smi", line)
-    assert device.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
-    assert device.number("Unknown Error") is None and device.number("700.5") == 700.5
+    assert machine.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
+    assert machine.number("Unknown Error") is None and machine.number("700.5") == 700.5
 
 
 @pytest.mark.parametrize(("line", "file"), [("echo H100", "other"), ("exit 18", "nvidia0")])
 def test_a_gpu_that_torch_cannot_use_is_not_passed_over(line, file, program, tmp_path, monkeypatch):
     program("nvidia-smi", line)
     (tmp_path / file).touch()
-    monkeypatch.setattr(device, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
+    monkeypatch.setattr(machine, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -9,12 +9,13 @@ from unittest.mock import patch
 import pytest
 
 from experiments.config import recipes
+from experiments.corpus.rows import open_data
 from experiments.records.files import read
 from experiments.records.run import Environment, Manifest
 from experiments.run import main
 from experiments.training import attempt
 from experiments.training.attempt import End, RunDirectory
-from experiments.training.plan import open_data, plan, to_yaml
+from experiments.training.plan import plan
 from models.errors import InputError
 
 KEY = "checkpoint.enable=true"
@@ -81,7 +82,7 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
 def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, length, layers):
     """The file's plan has one layer in FP8; whoever edits a key gets a plan anew."""
     path, fp8 = tmp_path / "recipe.yaml", PLAN.fp8._replace(layers=frozenset(["output"]))
-    text = to_yaml(replace(PLAN, fp8=fp8))
+    text = recipes.to_yaml(PLAN.recipe, replace(PLAN, fp8=fp8))
     path.write_text(text.replace("seq_len: 256", f"seq_len: {length}"))
     assert len(plan(recipes.load(str(path))).fp8.layers) == layers
 

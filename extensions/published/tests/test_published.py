@@ -8,7 +8,7 @@ from analysis.newest import NothingToShow
 from analysis.speed import mfu, tokens_per_s
 from analysis.study import StudyError
 from extensions.published.logs import FOLDER, read_log, read_published
-from models.llama import FLAVORS
+from models.architectures import FLAVORS
 from tests.make_runs import write_lines
 
 

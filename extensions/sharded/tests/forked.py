@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.config import recipes
 from experiments.jobs.command import code_of
 from experiments.run import main
+from experiments.training.plan import plan
 from extensions.sharded.ranks import reserved_port, variables
 from tests import processes
 
@@ -39,7 +40,7 @@ if __name__ == "__main__":
     folder, asked = sys.argv[1:]
     of_as_many = defaultdict(list)
     for name, (recipe, keys) in json.loads(asked).items():
-        count = recipes.load(recipe, ["cpu"], keys).processes
+        count = plan(recipes.load(recipe, ["cpu"], keys)).world_size
         of_as_many[count].append([recipe, "--overlay", "cpu", "--out", f"{folder}/{name}", *keys])
     for count, runs in sorted(of_as_many.items()):
         sockets = [reserved_port() for _ in runs]

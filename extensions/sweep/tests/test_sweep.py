@@ -6,13 +6,13 @@ import shutil
 import pandas as pd
 import pytest
 
-from experiments.config import studies
+from experiments import study as studies
 from experiments.config.yaml_with_origins import dump
 from experiments.jobs.command import COME_BACK, FOR_GOOD
 from extensions.sweep import __main__ as command
 from extensions.sweep import report, tables
 from extensions.sweep.cells import FILE, PROCESSES, Sweep, load
-from models import llama
+from models.architectures import FLAVORS
 from models.errors import InputError
 from models.flops import Sizes
 from tests.analysis.planted import study
@@ -141,4 +141,4 @@ def test_table_page_and_json_of_a_sweep(planted, capsys):
 
 def test_the_benchmarks_models_are_ours():
     for name, sizes in tables.B200["models"].items():
-        assert Sizes(**sizes).parameters() == llama.FLAVORS[name].parameters()
+        assert Sizes(**sizes).parameters() == FLAVORS[name].parameters()
