@@ -81,8 +81,7 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     margin = TOLERANCE * beside.mean()
     level = 1 - (1 - LEVEL) / tries
     difference, low, high = estimate(mean, level)
-    to_decide = abs(abs(difference) - margin)
-    needed = runs_needed(len(mean), high - low, to_decide, 1, level)
+    needed = runs_needed(len(mean), high - low, abs(abs(difference) - margin), 1, level)
     words = {
         TOO_FEW: len(mean) < MIN_SEEDS,
         SAME: max(-low, high) < margin,
@@ -91,8 +90,7 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
         CANNOT_TELL: True,
     }
     word = next(word for word, holds in words.items() if holds)
-    step = ends.index[-1]
-    return Verdict(word, tuple(mean), difference, low, high, level, margin, step, needed)
+    return Verdict(word, tuple(mean), difference, low, high, level, margin, ends.index[-1], needed)
 
 
 # ---- rule 4 ----

@@ -25,8 +25,8 @@ from models.errors import InputError
 def print_report(comparison: Comparison, verbose: bool) -> None:
     """Print the answer, a row a recipe, and what limits them; `verbose` adds the rest."""
     said = answer(comparison)
-    table = drawn(recipe_table(comparison))
-    print(f"\n{QUESTION}", *said, table, *limits(comparison, said[0]), sep="\n")
+    said += [drawn(recipe_table(comparison)), *limits(comparison, said[0])]
+    print(f"\n{QUESTION}", *said, sep="\n")
     if verbose:
         print(drawn(run_table(comparison)), *details(comparison), *notes(comparison), sep="\n")
 

@@ -105,7 +105,8 @@ def clock_rate(run: Run) -> float:
     for _, steps in run.steps.groupby("process"):
         clock = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
         if len(clock) > 1:
-            first, last = clock.index[0], clock.index[-1]
+            first = clock.index[0]
+            last = clock.index[-1]
             tokens += steps["tokens"].loc[first + 1 : last].sum()
             seconds += clock[last] - clock[first]
             seconds -= sum(of.compile_s for at, of in stretches.items() if first < int(at) <= last)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pandas as pd
-from scipy.stats import gmean, iqr
+from scipy.stats import gmean
 
 from analysis.answer import share_word
 from analysis.comparison import COMPILED, Comparison, Finding
@@ -51,7 +51,7 @@ def measured(run: Run) -> dict:
         "steps": run.length,
         "final_loss": run.final_loss,
         "tokens_per_s": tokens_per_s(run),
-        "iqr": iqr(seconds) / seconds.median(),
+        "iqr": np.ptp(seconds.quantile([0.25, 0.75])) / seconds.median(),
         "mfu_bf16_peak": mfu(run),
         "time_to_first_step_s": run.first_step_s,
         "wall_s": run.steps["elapsed"].max(),
