@@ -80,7 +80,11 @@ class Comparison:
         order = [*Outcome]
         return min(
             found,
-            key=lambda each: (order.index(each.outcome), -each.speed.ratio.mean),
+            key=lambda each: (
+                order.index(each.outcome),
+                not each.speed.runs,
+                -each.speed.ratio.mean,
+            ),
             default=Finding(),
         )
 

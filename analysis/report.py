@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     add("RUNS", nargs="+", type=Path, help="what to compare")
     add("--reference", metavar="RECIPE", help="recipe to compare with (default: the study's)")
     add("--verbose", action="store_true", help="add the other recipes, and each run")
-    for name, what in ("html", "one self-contained page"), ("json", "the figures for programs"):
-        add(f"--{name}", type=Path, metavar="FILE", help=f"write {what}")
+    add("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    add("--json", type=Path, metavar="FILE", help="write the figures for programs")
     args = parser.parse(argv)
     comparison = compare(read_study(*args.RUNS), args.reference)
     print_report(comparison, args.verbose)

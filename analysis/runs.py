@@ -122,14 +122,14 @@ def read_run(path: Path) -> Run:
     timings = [read_if_there(folder / TIMING, Timing) for folder in folders]
     proof = read_if_there(path / PROOF, Proof)
     # Slurm may call every GPU of a host 0, and each container has a host name of its own.
-    gpu = manifest.hardware.uuid or f"{manifest.hardware.visible_devices} of {manifest.host}"
+    gpu = manifest.hardware.uuid or f"GPU {manifest.hardware.visible_devices} of {manifest.host}"
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
         ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=f"GPU {gpu}",
+        place=gpu,
         spans=[span(*attempt) for attempt in zip(manifests, logs, strict=True)],
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
@@ -177,7 +177,9 @@ def ending(manifest: Manifest) -> str:
 
 def read_yaml(path: Path) -> dict:
     """Read the sections of a YAML file by libyaml, which takes a tenth of the time of Python's
-    parser. Raises `RecordError`."""
+    parser; no sections without the file. Raises `RecordError`."""
+    if not path.exists():
+        return {}
     try:
         return dict(yaml.load(path.read_bytes(), yaml.CSafeLoader))
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:

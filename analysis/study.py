@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import permutations, product
 from pathlib import Path
 
 from analysis.runs import Run, read_run, read_yaml
@@ -115,9 +115,10 @@ def check_one_training(runs: list[Run]) -> None:
 def mark_shared_gpus(runs: list[Run]) -> None:
     """Note in the place of a run that another run was on its GPU at the same time."""
     shared = set()
-    for a, b in combinations(runs, 2):
-        for (start, end), (other_start, other_end) in product(a.spans, b.spans):
-            if a.place == b.place and max(start, other_start) < min(end, other_end):
-                shared |= {a, b}
+    for run, other in permutations(runs, 2):
+        kept = [run.spans[process] for process in run.steps["process"].unique()]
+        for (start, end), (other_start, other_end) in product(kept, other.spans):
+            if run.place == other.place and max(start, other_start) < min(end, other_end):
+                shared.add(run)
     for run in shared:
         run.place += " beside another run"

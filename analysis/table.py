@@ -76,25 +76,22 @@ def run_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def recipe_table(comparison: Comparison) -> pd.DataFrame:
-    """Write the table of recipes: speed, loss, share of FP8. Speed of a CPU comes last."""
+    """Write the table of recipes: speed, loss, share of FP8."""
     reference = comparison.reference
     beside = "compiled bf16" if reference == COMPILED else reference
     rows = {}
     for recipe in comparison.study.recipes:
         runs = comparison.study.completed[recipe]
         finding = comparison.findings.get(recipe, Finding())
-        speed = {
+        rows[recipe] = {
+            "runs": f"{len(runs)} of {len(comparison.study.started(recipe))}",
             "tokens/s": speed_word(runs),
             f"over {beside}": str(finding.speed.ratio),
             "break-even step": str(finding.break_even) if finding.recipe else "-",
-        }
-        loss = {
             "final loss": f"{np.mean([run.final_loss for run in runs]):.3f}" if runs else "-",
             f"minus {beside}": loss_word(finding),
             "FP8 share of matmul FLOPs": share_word(runs) if recipe in comparison.fp8 else "-",
         }
-        count = {"runs": f"{len(runs)} of {len(comparison.study.started(recipe))}"}
-        rows[recipe] = count | (loss | speed if comparison.study.on_cpu else speed | loss)
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
 
 
