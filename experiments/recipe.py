@@ -12,8 +12,6 @@ Exit codes: 0, or 2 for bad input.
 
 import json
 
-from pydantic import TypeAdapter
-
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import read_file
 from experiments.jobs.command import COMPLETED, CommandLine, leave
@@ -71,10 +69,12 @@ def print_recipe(name: str, overlays: list[str], overrides: list[str], everythin
 
 
 def schema() -> dict:
-    """Make the JSON schema of a recipe file."""
-    from experiments.config.keys import Config  # torch
+    """Make the JSON schema of a recipe file, with the sections of all extensions."""
+    from experiments.config import keys  # torch
 
-    recipe = TypeAdapter(Config).json_schema()
+    folders = [path.parent.name for path in keys.EXTENSIONS.glob("*/__init__.py")]
+    sections = [(name, own.Keys) for name, own in keys.extensions_of(folders).items()]
+    recipe = keys.validator(*sections).json_schema()
     del recipe["properties"]["job"]
     recipe["properties"] |= {name: {"type": "string"} for name in ("base", "description")}
     return recipe | {"required": ["description"]}

@@ -99,10 +99,11 @@ def train(
         trainer.train(after)
     except (Exception, CheckpointException, KeyboardInterrupt) as error:  # two are BaseExceptions
         end = _end(error, stop)
+    if trainer and directory:
+        with only_logged("could not note what a reader should know"):
+            directory.manifest.notes = trainer.notes()
     if trainer:
         with only_logged("could not close the run cleanly"):
-            if directory:
-                directory.manifest.notes = trainer.notes()
             trainer.close()
     if end.error:  # last, so that a study shows it
         logging.error(end.error)

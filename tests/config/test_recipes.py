@@ -51,6 +51,8 @@ def test_editors_find_the_schema():
     schema = recipe.schema()
     assert schema["required"] == ["description"] and "base" in schema["properties"]
     assert "attention_backend" in schema["$defs"]["Model"]["properties"]
+    for path in RECIPES.values():
+        assert {*yaml.safe_load(path.read_text())} <= {*schema["properties"]}, path
     for path in (RECIPES | OVERLAYS).values():
         reference = path.read_text().splitlines()[0].partition("yaml-language-server: $schema=")[2]
         assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
