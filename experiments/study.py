@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import dump, files, find, nested, read_file, validated
+from experiments.config.yaml_with_origins import (
+    dump,
+    files,
+    find,
+    nested,
+    read_file,
+    read_override,
+    validated,
+)
 from experiments.jobs.command import (
     COME_BACK,
     COMPLETED,
@@ -124,7 +132,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     """Make the study that the command line asks for, or read the one to go on with; name its
     folder. A folder that has the study already gets its new seeds.
 
-    Raises `InputError` if the folder holds another study.
+    Raises `InputError` for a seed among the keys, and if the folder holds another study.
     """
     # os.path, which takes names of any length: an override may have more than 255 characters
     if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
@@ -135,6 +143,10 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         names = [name for name in args.names if "=" not in name] or [DEFAULT]
         study, out = load(names), args.out or dated_folder(names[0])
     check_folder(out, "study", STUDY_FILE)
+    for override in overrides:
+        seed = read_override(override).get("debug.seed")
+        if seed:
+            raise InputError(f"debug.seed: a study sets it; say --seeds {seed.value},")
     study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
@@ -167,10 +179,11 @@ def load(names: list[str]) -> Study:
     for name in names:
         kind = f"recipe, and neither one study nor a folder with a {STUDY_FILE}"
         find(kind, name, there | known)
+    by_preference = ["baseline", "baseline_compiled", *names]
     return Study(
         description=", ".join(names),
         recipes=names,
-        baseline="baseline" if "baseline" in names else names[0],
+        baseline=next(name for name in by_preference if name in names),
         seeds=[0],
         overlays=[AUTO],
     )
