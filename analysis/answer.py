@@ -30,7 +30,7 @@ SENTENCES = {
     "finite, or stays far above).",
     Outcome.CPU: "No answer about speed: these runs are from a CPU, which has no FP8 units. They "
     "show the method, and what FP8 does to the loss of a small model.",
-    Outcome.NO_REFERENCE: "No answer: it needs completed runs in FP8, and of {reference}.",
+    Outcome.NO_REFERENCE: "No answer: it needs completed runs in FP8, and of {reference} in bf16.",
 }
 
 
@@ -118,7 +118,7 @@ def limits(comparison: Comparison, said: str = "") -> list[str]:
     out."""
     sentences = []
     for recipe, finding in comparison.findings.items():
-        if recipe in comparison.fp8 and not comparison.study.on_cpu:
+        if recipe in comparison.fp8:
             reasons = [reason for reason in finding.reasons if reason not in said]
             sentences += [f"{recipe}: {reason}." for reason in reasons]
     return sentences + left_out(comparison)

@@ -37,7 +37,7 @@ class Outcome(StrEnum):
     TOO_SHORT = "too_short"
     DIVERGED = "diverged"  # more of its runs than the reference's
     CPU = "cpu"  # speeds of a CPU say nothing
-    NO_REFERENCE = "no_reference"  # no completed run of the recipe or of its reference
+    NO_REFERENCE = "no_reference"  # no completed run in FP8, or of a reference in bf16
 
 
 @dataclass(frozen=True)
@@ -139,20 +139,20 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         differing, remarks = differences(own, others)
         breaches = broken(own) + broken(others) + differing
     unpaired = list(losses.no_pairs(started, beside))
-    seeds = len({run.seed for run in started + beside})
+    seeds = len(study.file.seeds or {run.seed for run in started + beside})
     lost = lost_runs(started, [] if unpaired else beside, seeds)
     others_lost = lost_runs(beside, [] if unpaired else started, seeds)
     of_loss = unpaired or list(losses.odd(own, others, judged))
     of_loss += [
-        f"of its {seeds} runs {lost[cause]} were lost once ({cause}), and of the reference's "
-        f"{others_lost[cause]}"
+        f"{lost[cause]} of its {seeds} runs were lost, or an attempt of them ({cause}), beside "
+        f"{others_lost[cause]} of the reference's"
         for cause in lost - others_lost
     ]
     slower = gain.ratio.mean < 1 - SMALL
     cases = {  # the first one that holds
         Outcome.CPU: study.on_cpu,
         Outcome.DIVERGED: lost[DIVERGED] > others_lost[DIVERGED],
-        Outcome.NO_REFERENCE: not own,
+        Outcome.NO_REFERENCE: not own or is_fp8(reference, beside),
         Outcome.TOO_SHORT: not gain.runs,
         Outcome.SINGLE_RUN: gain.runs == 1,
         Outcome.NO_VERDICT: bool(breaches or (slower and gain.caveats)),
@@ -170,7 +170,8 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
         speed=gain,
         loss=judged,
         break_even=break_even(own, others, gain),
-        reasons=breaches + gain.caveats + of_loss,
+        # Speeds of a CPU say nothing, and neither does what contradicts them.
+        reasons=breaches + ([] if study.on_cpu else gain.caveats) + of_loss,
         remarks=remarks,
     )
 
@@ -184,7 +185,7 @@ def lost_runs(runs: list[Run], beside: list[Run], seeds: int) -> Counter:
     """
     causes = [run.ending for run in runs if not run.completed and run.ending != DIVERGED]
     for run in runs:
-        causes += [f"an earlier attempt {how}" for how in run.earlier]
+        causes += {f"an earlier attempt {how}" for how in run.earlier}
     causes += ["left no record"] * (seeds - len(runs))
     causes += [DIVERGED] * losses.diverged(runs, beside)
     return Counter(causes)

@@ -8,14 +8,11 @@ and what limits them; `--verbose` adds other recipes and each run.
 Exit codes: 2 for bad input.
 """
 
-import sys
 from pathlib import Path
+from shutil import get_terminal_size
 
 import pandas as pd
 from pydantic_core import to_json
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from analysis.answer import QUESTION, answer, details, limits
 from analysis.comparison import Comparison, compare
@@ -28,33 +25,15 @@ from models.errors import InputError
 def print_report(comparison: Comparison, verbose: bool) -> None:
     """Print the answer, a row a recipe, and what limits them; `verbose` adds the rest."""
     said = answer(comparison)
-    show(f"\n{QUESTION}", *said, table(recipe_table(comparison)), *limits(comparison, said[0]))
+    table = drawn(recipe_table(comparison))
+    print(f"\n{QUESTION}", *said, table, *limits(comparison, said[0]), sep="\n")
     if verbose:
-        runs = table(run_table(comparison))
-        show("\nRuns, and other recipes", runs, *details(comparison), *notes(comparison))
+        print(drawn(run_table(comparison)), *details(comparison), *notes(comparison), sep="\n")
 
 
-def show(title: str, *blocks: str | Table) -> None:
-    """Print a title and what is below: sentences as they are, and tables.
-
-    A table is as wide as the screen; a file has room for all columns.
-    """
-    width = None if sys.stdout.isatty() else 200
-    screen = Console(highlight=False, markup=False, soft_wrap=True, width=width)
-    screen.print(title, style="bold")
-    screen.print(*blocks, sep="\n")
-
-
-def table(words: pd.DataFrame) -> Table:
-    """Draw a table for the terminal: the index on the left, other columns on the right."""
-    view = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    lines = words.reset_index().astype(str)
-    for place, name in enumerate(lines):
-        side = "right" if place else "left"
-        view.add_column(name, justify=side, overflow="fold", no_wrap=not place)
-    for line in lines.itertuples(index=False):
-        view.add_row(*line)
-    return view
+def drawn(table: pd.DataFrame) -> str:
+    """Draw a table in lines: as wide as the screen, or with all columns side by side in a file."""
+    return "\n" + table.to_string(line_width=get_terminal_size((200, 50)).columns) + "\n"
 
 
 def as_json(comparison: Comparison) -> bytes:

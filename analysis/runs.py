@@ -6,6 +6,7 @@ Times are in seconds, shares of 1.
 import math
 import re
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ class Run:
         ending: how the run ended, without numbers, so that equal causes are equal texts.
         earlier: how earlier attempts ended, but for those that were stopped on purpose.
         facts: all known values of manifest and resolved recipe by key.path.
-        place: host and GPU. A GPU is its UUID where that is recorded, else its number.
+        place: the GPU by its UUID, where that is recorded; else by host and number.
+        spans: start and end of each attempt.
         steps: a row a step. `process`: the number of the attempt; `steady`: the step counts for a
             rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for data; `useful`:
             tokens without padding; `memory`: bytes. `lr` and `elapsed` are known at the end of each
@@ -58,6 +60,7 @@ class Run:
     earlier: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     place: str = ""
+    spans: list[tuple] = field(default_factory=list)
     steps: pd.DataFrame = field(default_factory=lambda: steps_table([], {}))
     manifest: Manifest | None = None
     timings: list[Timing] = field(default_factory=list)
@@ -112,20 +115,22 @@ def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
     manifest = read(path / MANIFEST, Manifest)
     attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
-    earlier = [ending(read(folder / MANIFEST, Manifest)) for folder in attempts]
     folders = [*attempts, path]
+    manifests = [read(folder / MANIFEST, Manifest) for folder in folders]
+    earlier = [ending(each) for each in manifests[:-1]]
     logs = [read_windows(folder / METRICS) for folder in folders]
     timings = [read_if_there(folder / TIMING, Timing) for folder in folders]
     proof = read_if_there(path / PROOF, Proof)
-    # Slurm may call every GPU of a host 0, so a UUID says more.
-    gpu = manifest.hardware.uuid or manifest.hardware.visible_devices or "unknown"
+    # Slurm may call every GPU of a host 0, and each container has a host name of its own.
+    gpu = manifest.hardware.uuid or f"{manifest.hardware.visible_devices} of {manifest.host}"
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
         ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=f"host {manifest.host}, GPU {gpu}",
+        place=f"GPU {gpu}",
+        spans=[span(*attempt) for attempt in zip(manifests, logs, strict=True)],
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
         timings=[timing for timing in timings if timing],
@@ -133,14 +138,31 @@ def read_run(path: Path) -> Run:
     )
     if run.ending == "completed" and run.length < manifest.steps:
         run.ending = "too short a log"
-    recorded = manifest.model_dump() | {
+    # An attempt counts whose steps were not lost.
+    made = [manifests[number].model_dump() for number in run.steps["process"].unique()]
+    seen = {
         "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
         "attention": proof and proof.attention,
         "compile_cache": run.timings[0].compile_cache if run.timings else None,
     }
-    recipe = path / RECIPE
-    run.facts = flat(recorded) | (flat(read_yaml(recipe)) if recipe.exists() else {})
+    run.facts = joined([*made, seen, read_yaml(path / RECIPE)])
     return run
+
+
+def span(manifest: Manifest, log: list[Window]) -> tuple[datetime, datetime]:
+    """Find when an attempt ran; one that was killed, to the end of its log."""
+    logged = timedelta(seconds=log[-1].elapsed_s if log else 0)
+    return manifest.start, manifest.end or manifest.start + logged
+
+
+def joined(records: list[dict]) -> dict[str, Any]:
+    """Put records into one: "A, then B" where attempts of a run differ."""
+    facts = {}
+    for record in records:
+        for key, value in flat(record).items():
+            known = facts.get(key, value)
+            facts[key] = value if known == value else f"{known}, then {value}"
+    return facts
 
 
 def ending(manifest: Manifest) -> str:

@@ -82,7 +82,7 @@ def read_study(*paths: Path) -> Study:
     order = [*file.recipes, *(run.recipe for run in runs)]
     runs.sort(key=lambda run: (order.index(run.recipe), len(run.seed), run.seed))
     check_one_training([run for run in runs if run.completed])
-    mark_shared_gpus([run for run in runs if run.manifest and run.manifest.end])
+    mark_shared_gpus(runs)
     return Study(runs, file, problems)
 
 
@@ -116,8 +116,8 @@ def mark_shared_gpus(runs: list[Run]) -> None:
     """Note in the place of a run that another run was on its GPU at the same time."""
     shared = set()
     for a, b in combinations(runs, 2):
-        began, ended = max(a.manifest.start, b.manifest.start), min(a.manifest.end, b.manifest.end)
-        if a.place == b.place and began < ended:
-            shared |= {a, b}
+        for (start, end), (other_start, other_end) in product(a.spans, b.spans):
+            if a.place == b.place and max(start, other_start) < min(end, other_end):
+                shared |= {a, b}
     for run in shared:
         run.place += " beside another run"

@@ -10,8 +10,6 @@ from analysis.losses import EQUIVALENT_COMPUTE, TOLERANCE
 from analysis.runs import Run
 from analysis.speed import mfu, timed, tokens_per_s
 
-# Parts of the time to the end of step 1, as timing.json has them.
-STARTUP = ("import", "data", "compile")
 # What the table of runs shows of `measured`.
 FORMATS = {
     "final_loss": "{:.3f}",
@@ -44,7 +42,6 @@ HOW_TO_READ = (
 def measured(run: Run) -> dict:
     """Collect what a run is and what it measured; NaN is unknown."""
     seconds = run.steady["seconds"]
-    startups = [timing.startup for timing in run.timings]
     return {
         "recipe": run.recipe,
         "seed": run.seed,
@@ -57,7 +54,6 @@ def measured(run: Run) -> dict:
         "iqr": iqr(seconds) / seconds.median(),
         "mfu_bf16_peak": mfu(run),
         "time_to_first_step_s": run.first_step_s,
-        **{f"{part}_s": sum(of.get(part, 0) for of in startups) for part in STARTUP},
         "wall_s": run.steps["elapsed"].max(),
         "fp8_share": run.fp8_share,
         "peak_memory_gib": run.steps["memory"].max() / 2**30,
@@ -118,7 +114,4 @@ def notes(comparison: Comparison) -> list[str]:
     """Write how to read the tables, and the notes in the manifests."""
     runs = [run for run in comparison.study.runs if run.completed]
     noted = pd.Series({run.name: run.manifest.notes for run in runs}).explode().dropna()
-    return [
-        *HOW_TO_READ,
-        *(f"{note} ({', '.join(of.index)})." for note, of in noted.groupby(noted)),
-    ]
+    return [*HOW_TO_READ, *(f"{name}: {note}." for name, note in noted.items())]

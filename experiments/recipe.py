@@ -38,11 +38,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_list(everything: bool) -> None:
     """Print recipes, studies and overlays, each with its own line of description."""
-    known = recipes.files(recipes.RECIPES)
+    known = recipes.yaml_files(recipes.RECIPES)
     groups = {
         "The four recipes": {name: known.pop(name) for name in recipes.THE_FOUR},
-        "Studies: .venv/bin/python -m experiments.study NAME": recipes.files(recipes.STUDIES),
-        "Overlays: --overlay NAME, where and how big": recipes.files(recipes.OVERLAYS),
+        "Studies: .venv/bin/python -m experiments.study NAME": recipes.yaml_files(recipes.STUDIES),
+        "Overlays: --overlay NAME, where and how big": recipes.yaml_files(recipes.OVERLAYS),
     }
     if everything:
         for name, path in known.items():

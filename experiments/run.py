@@ -4,7 +4,8 @@
     python -m experiments.run DIR        goes on with the run of this folder, by its recipe.yaml;
                                          training.steps=N makes it longer
 
-Started again on the same directory, an interrupted run resumes from its last checkpoint.
+Started again on the same folder, an interrupted run goes on from its last checkpoint; without
+checkpoints, as in base.yaml, it begins again.
 
 Example: python -m experiments.run baseline_compiled --overlay cpu training.steps=200
 

@@ -27,12 +27,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
     dump,
-    files,
     find,
     nested,
     read_file,
     read_override,
     validated,
+    yaml_files,
 )
 from experiments.jobs.command import (
     COME_BACK,
@@ -46,7 +46,7 @@ from experiments.jobs.command import (
     seeds,
 )
 from experiments.jobs.runner import Run, run_all
-from experiments.records import files as records
+from experiments.records import files
 from experiments.records.files import check_folder, dated_folder, last_step, lock_folder
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, Seed
 from models.errors import InputError
@@ -98,9 +98,8 @@ def main(argv: list[str] | None = None) -> int:
             work = plans[run.directory.parent.name].description
             print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
         return COMPLETED
-    reported = COMPLETED
     with lock_folder(out, "study"):
-        records.write_whole(out / STUDY_FILE, dump(study.model_dump()))
+        files.write_whole(out / STUDY_FILE, dump(study.model_dump()))
         run_all(runs, stop)
         codes = [run.code for run in runs if run.code != COMPLETED]
         if not (codes and stop.code):
@@ -171,13 +170,13 @@ def load(names: list[str]) -> Study:
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known, there = files(recipes.RECIPES), files(recipes.STUDIES)
+    known, there = yaml_files(recipes.RECIPES), yaml_files(recipes.STUDIES)
+    kind = f"recipe, study or folder with a {STUDY_FILE}"
     if len(names) > 1:
-        there = {}  # a study stands alone
+        kind, there = "recipe, and a study cannot be combined", {}
     if names[0] in there:
         return read(there[names[0]])
     for name in names:
-        kind = f"recipe, and neither one study nor a folder with a {STUDY_FILE}"
         find(kind, name, there | known)
     by_preference = ["baseline", "baseline_compiled", *names]
     return Study(
@@ -193,7 +192,7 @@ def read(path: Path, kind: type[Study] = Study) -> Study:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys = read_file(path)
     study = validated(kind.model_validate, nested(keys), keys, kind.model_fields)
-    known = files(recipes.RECIPES)
+    known = yaml_files(recipes.RECIPES)
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
     its_own, origin = dict.fromkeys(study.recipes), f"{keys['baseline'].origin}: baseline: "
@@ -250,8 +249,8 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
 
 def _completed(run: Path) -> bool:
     try:
-        return records.read(run / MANIFEST, Manifest).status == "completed"
-    except records.RecordError:  # not there; or the run itself says what is wrong with its folder
+        return files.read(run / MANIFEST, Manifest).status == "completed"
+    except files.RecordError:  # not there; or the run itself says what is wrong with its folder
         return False
 
 
@@ -271,7 +270,8 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
     except Exception as error:
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            f"that is mended, .venv/bin/python -m analysis.report {folder} --html {page}"
+            f"that is mended, .venv/bin/python -m analysis.report {folder} "
+            f"--html {quote(str(page))}"
         )
         return FAILED
     print(f"\nPage       {page}\nNotebooks  make lab")

@@ -164,7 +164,7 @@ def memory(
     # bf16 logits and their gradient; eager, two copies in float32 more
     logits = (4 if compiled else 12) * tokens * args.vocab_size
     head, gathered = args.vocab_size * args.dim, 0
-    # While the gradients of a tied embedding as head and as embedding are added.
+    # A tied embedding has two gradients, as head and as embedding, until they are added.
     last = 2 * head * itemsize * args.enable_weight_tying
     if shards > 1:
         blocks = args.parameters() - embedding(args) - head

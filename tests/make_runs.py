@@ -163,7 +163,7 @@ def records(recipe: str, settings: dict, warm_up=5.0, proof=None, timing=None, *
 @cache
 def resolved(recipe: str) -> dict:
     """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
-    known = recipe if recipe in recipes.files(recipes.RECIPES) else "tensorwise_fp8_compiled"
+    known = recipe if recipe in recipes.yaml_files(recipes.RECIPES) else "tensorwise_fp8_compiled"
     return yaml.load(recipes.to_yaml(recipes.load(known)), yaml.CSafeLoader)
 
 

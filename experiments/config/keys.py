@@ -211,7 +211,8 @@ class Config(titan.JobConfig):
 
 
 def finish(cls: type, path: str = "") -> type:
-    """Make dataclasses of a section and of those below it, which begin with their defaults.
+    """Turn a section's class, and those of the sections in it, into dataclasses in which every
+    field has a default.
 
     A key of `LEFT_OUT` becomes a ClassVar: pydantic refuses it in a recipe, and torchtitan reads
     its own value.
@@ -291,9 +292,9 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             f"should be at least training.steps ({training.steps}), got {total_steps}",
         ),
         (
-            profiling.enable_profiling and profiling.profile_freq < traced,
+            profiling.enable_profiling and profiling.profile_freq <= traced,
             "profiling.profile_freq",
-            f"should be at least profiler_warmup + profiler_active ({traced})",
+            f"should be more than profiler_warmup + profiler_active ({traced})",
         ),
         (
             config.activation_checkpoint.mode == "memory_budget" and not config.compile.enable,

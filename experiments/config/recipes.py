@@ -26,13 +26,13 @@ from experiments.config.yaml_with_origins import (
     ROOT,
     Keys,
     dump,
-    files,
     find,
     flat,
     nested,
     read_file,
     read_override,
     validated,
+    yaml_files,
 )
 from experiments.records.run import RECIPE
 from models.errors import InputError
@@ -98,7 +98,7 @@ class Recipe:
 
 
 class _Head(BaseModel):
-    """What a file has beside the sections; `name` and `resolved` only a resolved recipe."""
+    """A file's keys outside the sections. Only a resolved recipe.yaml has `name` and `resolved`."""
 
     model_config = ConfigDict(strict=True)
 
@@ -129,10 +129,10 @@ def load(
     if seed is not None:
         overrides = [*overrides, f"debug.seed={seed}"]
     is_path = name.endswith(".yaml")
-    path = Path(name).absolute() if is_path else find("recipe", name, files(RECIPES))
+    path = Path(name).absolute() if is_path else find("recipe", name, yaml_files(RECIPES))
     head, keys = _read(path, RECIPES)
     for overlay in overlays:
-        keys |= _read(find("overlay", overlay, files(OVERLAYS)), OVERLAYS)[1]
+        keys |= _read(find("overlay", overlay, yaml_files(OVERLAYS)), OVERLAYS)[1]
     for override in overrides:
         keys |= read_override(override)
     from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name
@@ -154,8 +154,11 @@ def load(
 
 
 def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, Keys]:
-    """Read the file of a recipe or of an overlay: its head, and the keys of its sections upon those
-    of the files of its folder that it is based on; `below` are files that are based on it."""
+    """Read a recipe or overlay and its ancestors in `folder`: its head, and the merged keys, its
+    own last.
+
+    `below`: the files that led here, which cannot be ancestors.
+    """
     keys = read_file(path)
     head = validated(_Head.model_validate, {"name": path.stem} | nested(keys), keys)
     of_head = _Head.model_fields.keys()
@@ -163,7 +166,7 @@ def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, Keys]:
     if head.base is None:
         return head, own
     family = [*below, path]
-    others = {name: other for name, other in files(folder).items() if other not in family}
+    others = {name: other for name, other in yaml_files(folder).items() if other not in family}
     kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
     return head, _read(find(kind, head.base, others, origin), folder, *family)[1] | own
 

@@ -36,7 +36,7 @@ put upon earlier ones with `|`."""
 # ---- find ----
 
 
-def files(folder: Path) -> dict[str, Path]:
+def yaml_files(folder: Path) -> dict[str, Path]:
     """List a folder's YAML files by name, then those of extensions' folders of the same name."""
     own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
     return {path.stem: path for path in [*sorted(own), *sorted(others)]}

@@ -20,6 +20,42 @@ Row = tuple[dict[str, torch.Tensor], torch.Tensor]
 """{"input": int64 [seq_len]} and the labels, int64 [seq_len]."""
 
 
+def open_data(plan):
+    """Open the token file of a plan, prepared where it is not there yet; return the plan with it,
+    and what the run reads. Raises `InputError`."""
+    earlier = plan.recipe.made.plan
+    if earlier and Path(earlier["token_file"]).exists():
+        token_file = TokenFile.open(Path(earlier["token_file"]))
+    else:
+        token_file = prepare(plan.config)
+        check_vocabulary(token_file, plan.args.vocab_size)
+    finding = describe(token_file, plan.config, plan.world_size)
+    return replace(plan, token_file=token_file), finding
+
+
+def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
+    """Raise InputError where the corpus has tokens that the model's embedding has no row for."""
+    if token_file.vocab_size > model_vocab_size:
+        raise InputError(
+            f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the "
+            f"model {model_vocab_size:,}: choose a flavor or model.sizes with a larger vocabulary, "
+            "another model.hf_assets_path, or, with an empty one, a smaller data.bpe_vocab_size"
+        )
+
+
+def describe(token_file: TokenFile, config: Config, processes: int = 1) -> str:
+    """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
+    rows, training = len(Rows(token_file, config)), config.training
+    # a global batch of -1 is one forward pass of each process
+    batch = max(training.global_batch_size, training.local_batch_size * processes)
+    needed = training.steps * batch
+    return (
+        f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
+        f"{rows:,} {config.data.layout} rows of {training.seq_len:,}; "
+        f"the run reads {needed:,} rows, {needed / rows:.1%} of them"
+    )
+
+
 class Rows(Dataset):
     """A token file in rows of `seq_len` tokens, laid out as `data.layout` says.
 
@@ -58,12 +94,6 @@ class Rows(Dataset):
         return {"input": row[:-1]}, labels
 
 
-def row_numbers(n_rows: int, seed: int) -> Iterator[int]:
-    """Shuffle all rows anew each epoch, without end."""
-    for epoch in itertools.count():
-        yield from np.random.default_rng((seed, epoch)).permutation(n_rows).tolist()
-
-
 class Loader(BaseDataLoader):
     """Endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len], int64 on the CPU.
 
@@ -99,37 +129,7 @@ class Loader(BaseDataLoader):
         self.given = state_dict["batches"]
 
 
-def open_data(plan):
-    """Open the token file of a plan, prepared where it is not there yet; return the plan with it,
-    and what the run reads. Raises `InputError`."""
-    earlier = plan.recipe.made.plan
-    if earlier and Path(earlier["token_file"]).exists():
-        token_file = TokenFile.open(Path(earlier["token_file"]))
-    else:
-        token_file = prepare(plan.config)
-        check_vocabulary(token_file, plan.args.vocab_size)
-    finding = describe(token_file, plan.config, plan.world_size)
-    return replace(plan, token_file=token_file), finding
-
-
-def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
-    """Raise InputError where the corpus has tokens that the model's embedding has no row for."""
-    if token_file.vocab_size > model_vocab_size:
-        raise InputError(
-            f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the "
-            f"model {model_vocab_size:,}: choose a flavor or model.sizes with a larger vocabulary, "
-            "another model.hf_assets_path, or, with an empty one, a smaller data.bpe_vocab_size"
-        )
-
-
-def describe(token_file: TokenFile, config: Config, processes: int = 1) -> str:
-    """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
-    rows, training = len(Rows(token_file, config)), config.training
-    # a global batch of -1 is one forward pass of each process
-    batch = max(training.global_batch_size, training.local_batch_size * processes)
-    needed = training.steps * batch
-    return (
-        f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
-        f"{rows:,} {config.data.layout} rows of {training.seq_len:,}; "
-        f"the run reads {needed:,} rows, {needed / rows:.1%} of them"
-    )
+def row_numbers(n_rows: int, seed: int) -> Iterator[int]:
+    """Shuffle all rows anew each epoch, without end."""
+    for epoch in itertools.count():
+        yield from np.random.default_rng((seed, epoch)).permutation(n_rows).tolist()

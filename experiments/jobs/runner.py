@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -57,6 +57,8 @@ class Run:
     before: int = 0  # the last step on record when the study began
     code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
     process: subprocess.Popen | None = None
+    gpus: list[str | None] = field(default_factory=list)
+    caches: tempfile.TemporaryDirectory | None = None
 
     @property
     def step(self) -> int:
@@ -163,6 +165,8 @@ def _work(runs: list[Run], stop: Stop) -> None:
             running = [run for run in running if not run.ended()]
             if time.monotonic() > line_at + LINE_EVERY_S:
                 line_at = time.monotonic()
+                for run in runs:  # without checkpoints a run begins again at 0
+                    run.before = min(run.before, run.step)
                 made = sum(run.step - run.before for run in runs)
                 left = sum(run.steps - run.step for run in running + waiting)
                 for run in running:
@@ -199,14 +203,14 @@ def _send(runs: list[Run], request: signal.Signals) -> None:
 def gpus() -> list[str | None]:
     """List the GPUs that a cluster gave (CUDA_VISIBLE_DEVICES: indices or UUIDs), or all of them.
 
-    [None] where there is none.
+    [None] where there is none, whatever the variable says.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name] or [None]
     import torch
 
-    return [str(index) for index in range(torch.cuda.device_count())] or [None]
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(index) for index in range(count)]
+    return names[:count] or [None]
 
 
 def binding(gpu: str | None) -> list[str]:

@@ -143,7 +143,7 @@ class Manifest(Record):
     flops_per_token_causal: Positive
     seq_len: AtLeast1
     dataset: str
-    # The token file: name and digest of its content; null in records of before
+    # The token file: name and digest of its content; null in records older than this field
     data: str | None = None
     cuda: str | None
     notes: list[str] = []  # what a reader of the figures should know, seen by the end
@@ -252,7 +252,8 @@ class Proof(Record):
     fp8_share_of_matmul_flops: Share | None
     stretches: dict[str, Stretch]  # by first step
     attention: str | None = None  # whose kernels computed it
-    compiled_graphs: Count | None = None  # that torch.compile made; null in records of before
+    # That torch.compile made; null in records older than this field
+    compiled_graphs: Count | None = None
     parameters: Parameters
 
     @property

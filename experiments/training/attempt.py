@@ -42,6 +42,8 @@ from experiments.training.trainer import Diverged, Trainer
 from models import device
 from models.errors import InputError
 
+# Triton may be installed under another name
+_DECISIVE = ("torch", "torchao", "torchtitan", "triton")
 # The manifest last: a start that is killed while it moves them is repeated
 _MOVED = (records.METRICS, records.TIMING, records.PROOF, records.MANIFEST)
 
@@ -217,6 +219,8 @@ def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
     lock = lock_folder(path, "run")
     try:
         earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
+        for folder in (path, *path.glob(records.ATTEMPT.format("*"))):
+            files.read_windows(folder / records.METRICS)
     except files.RecordError as error:
         mend = "move it away to go on with the run, or choose another --out"
         raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None
@@ -243,7 +247,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         host=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
-        packages={name: packages[name] for name in ("torch", "torchao", "torchtitan", "triton")},
+        packages={name: packages[name] for name in _DECISIVE if name in packages},
         environment=_write_environment(path, environment),
         git={"commit": commit and commit.strip(), "changes": diff and digest(diff)},
         recipe=recipe.name,

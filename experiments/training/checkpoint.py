@@ -111,7 +111,7 @@ class Checkpoints(CheckpointManager):
             self._purge_stale_checkpoints()
 
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the last `keep_latest_k` (0: none); torchtitan deletes whatever has
+        """Delete all but the last `keep_latest_k` (0 keeps all); torchtitan deletes whatever has
         `step-<int>` in its name."""
         if dist.get_rank() == 0:
             for step in sorted(_found(Path(self.folder)))[: -self.keep_latest_k]:

@@ -1,4 +1,4 @@
-"""What this machine is, what it must have for a run, and which size suits it.
+"""What this machine must have for a run, which size suits it, and what it is.
 
 `check_here` raises `InputError` with a sentence that says what to change.
 """
@@ -37,6 +37,8 @@ SIZES = (
     "llama_1b_1024",
 )
 """Overlays for GPUs, those that need most memory first."""
+DEVICE_FILES = "/dev/nvidia[0-9]*"
+"""What Linux has of each GPU, whether nvidia-smi works or not."""
 Finding = tuple[str, str]  # topic, and a sentence for people
 
 
@@ -60,6 +62,23 @@ def check_here(plan: Plan) -> list[Finding]:
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
     return [("device", here), ("memory", finding)]
+
+
+def check_driver() -> None:
+    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
+
+    An empty CUDA_VISIBLE_DEVICES asks for that.
+    """
+    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return
+    [gpu] = nvidia_smi("name")
+    if gpu or glob(DEVICE_FILES):
+        raise InputError(
+            f"there is {gpu or 'a GPU'} here, which torch {torch.__version__} cannot use: install "
+            "requirements.txt without constraints-cpu.txt, or a newer driver "
+            "(docs/installing.md), and after an upgrade of the driver, reboot; or set "
+            "CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
 
 
 def check_units(plan: Plan) -> None:
@@ -103,6 +122,34 @@ def _check_compiler() -> None:
         )
 
 
+# ---- the size that suits this machine ----
+
+
+def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[list[str], str]:
+    """Choose overlays for runs of a recipe on this machine, and say why in a sentence."""
+    check_driver()
+    if device.TYPE == "cpu":
+        return ["cpu"], "a small Llama of the same architecture, because there is no GPU here"
+    free = free_bytes()
+    here = f"{device.name()} has {free / 2**30:.0f} GiB free"
+    for overlay in SIZES:
+        planned = plan(recipes.load(name, [overlay], overrides))
+        if planned.memory_needed <= MOST * free:
+            size = f"{planned.args.describe()} (overlay {overlay})"
+            return [overlay], f"{size}, the largest that fits: {here}"
+    return ["cpu"], f"the CPU size, because the smallest for GPUs does not fit: {here}"
+
+
+def free_bytes() -> int:
+    """Return what other programs leave of the GPU's `memory_bytes`.
+
+    Another process asks CUDA: asking makes a context, which holds some 500 MB of the GPU, or all of
+    it where only one process may use it.
+    """
+    asks = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"]
+    return int(subprocess.check_output(asks, text=True).split()[-1])
+
+
 # ---- what it is ----
 
 
@@ -126,52 +173,6 @@ def hardware() -> dict:
     }
 
 
-def number(answer: str | None) -> float | None:
-    """Read a number; None for words such as `Unknown Error`."""
-    with suppress(TypeError, ValueError):
-        return float(answer)
-    return None
-
-
-def cudnn() -> str | None:
-    """Return the version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
-    version = torch.backends.cudnn.version() if device.TYPE == "cuda" else None
-    return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
-
-
-def free_bytes() -> int:
-    """Return what other programs leave of the GPU's `memory_bytes`.
-
-    Another process asks CUDA: asking makes a context, which holds some 500 MB of the GPU, or all of
-    it where only one process may use it.
-    """
-    asks = [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"]
-    return int(subprocess.check_output(asks, text=True).split()[-1])
-
-
-# ---- NVIDIA's driver ----
-
-DEVICE_FILES = "/dev/nvidia[0-9]*"
-"""What Linux has of each GPU, whether nvidia-smi works or not."""
-
-
-def check_driver() -> None:
-    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
-
-    An empty CUDA_VISIBLE_DEVICES asks for that.
-    """
-    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return
-    [gpu] = nvidia_smi("name")
-    if gpu or glob(DEVICE_FILES):
-        raise InputError(
-            f"there is {gpu or 'a GPU'} here, which torch {torch.__version__} cannot use: install "
-            "requirements.txt without constraints-cpu.txt, or a newer driver "
-            "(docs/installing.md), and after an upgrade of the driver, reboot; or set "
-            "CUDA_VISIBLE_DEVICES= to train on the CPU"
-        )
-
-
 def nvidia_smi(query: str) -> list[str | None]:
     """Ask nvidia-smi for fields of the first visible GPU; None for what it does not say.
 
@@ -187,19 +188,14 @@ def nvidia_smi(query: str) -> list[str | None]:
     return [None if answer.startswith(("[", "N/A")) else answer for answer in answers]
 
 
-# ---- the size that suits this machine ----
+def cudnn() -> str | None:
+    """Return the version of cuDNN, as in 9.15.1; None without a GPU or without cuDNN."""
+    version = torch.backends.cudnn.version() if device.TYPE == "cuda" else None
+    return version and f"{version // 10000}.{version % 10000 // 100}.{version % 100}"
 
 
-def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[list[str], str]:
-    """Choose overlays for runs of a recipe on this machine, and say why in a sentence."""
-    check_driver()
-    if device.TYPE == "cpu":
-        return ["cpu"], "a small Llama of the same architecture, because there is no GPU here"
-    free = free_bytes()
-    here = f"{device.name()} has {free / 2**30:.0f} GiB free"
-    for overlay in SIZES:
-        planned = plan(recipes.load(name, [overlay], overrides))
-        if planned.memory_needed <= MOST * free:
-            size = f"{planned.args.describe()} (overlay {overlay})"
-            return [overlay], f"{size}, the largest that fits: {here}"
-    return ["cpu"], f"the CPU size, because the smallest for GPUs does not fit: {here}"
+def number(answer: str | None) -> float | None:
+    """Read a number; None for words such as `Unknown Error`."""
+    with suppress(TypeError, ValueError):
+        return float(answer)
+    return None

@@ -63,16 +63,6 @@ class ProofError(RuntimeError):
     """The run is not what its recipe says."""
 
 
-def check_orphans(config, orphans: list[str]) -> None:
-    """Raise `ProofError` for trainable parameters that are in no optimizer."""
-    if orphans:
-        raise ProofError(
-            f"{len(orphans)} trainable parameters are in no optimizer and would never learn, "
-            f"{orphans[0]} among them: build the optimizer after the FP8 conversion, which can "
-            "replace parameters"
-        )
-
-
 class Proof:
     """Collects the evidence of one run of a plan. Raises `ProofError`.
 
@@ -209,27 +199,17 @@ class Proof:
         )
 
 
-def compiled_graphs() -> int:
-    """Count the graphs that torch.compile made of this process's code; cached kernels count too."""
-    return counters["stats"]["unique_graphs"]
+def check_orphans(config, orphans: list[str]) -> None:
+    """Raise `ProofError` for trainable parameters that are in no optimizer."""
+    if orphans:
+        raise ProofError(
+            f"{len(orphans)} trainable parameters are in no optimizer and would never learn, "
+            f"{orphans[0]} among them: build the optimizer after the FP8 conversion, which can "
+            "replace parameters"
+        )
 
 
-def _find_witnesses(
-    parameter: nn.Parameter, lr: float, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find elements that Adam's first step, lr * g / (|g| + eps), is sure to change.
-
-    Returns their indices and values. Half the step is taken for certain, and gradients below 100
-    eps are left out.
-    """
-    weight = local(parameter).flatten()[:LOOKED_AT]
-    gradient = local(parameter.grad).flatten()[:LOOKED_AT]
-    moves = (weight.float() - 0.5 * lr * gradient.float().sign()).to(weight.dtype) != weight
-    index = (moves & (gradient.abs() > 100 * eps)).nonzero().flatten()[:WITNESSES]
-    return index, weight[index]
-
-
-# ---- the matmuls of a profiled step ----
+# ---- a profiled step ----
 
 
 class Matmul(NamedTuple):
@@ -255,20 +235,6 @@ def find_matmuls(events: Iterable) -> list[Matmul]:
     one step is profiled in the step that compiles it.
     """
     return _find(event for event in events if event.cpu_parent is None)
-
-
-def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
-    """Add up the FLOPs of matmuls."""
-    flops = Counter()
-    for matmul in matmuls:
-        flops[matmul.operator] += matmul.flops
-    return dict(flops)
-
-
-def find_attention(events: Iterable) -> str | None:
-    """Name whose kernels computed attention; None without any."""
-    found = [_ATTENTION.match(event.name) for event in events]
-    return ", ".join(sorted({match[1] for match in found if match})) or None
 
 
 def _find(events: Iterable) -> list[Matmul]:
@@ -304,6 +270,20 @@ def _matmul(event) -> Matmul:
     return Matmul(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
 
 
+def find_attention(events: Iterable) -> str | None:
+    """Name whose kernels computed attention; None without any."""
+    found = [_ATTENTION.match(event.name) for event in events]
+    return ", ".join(sorted({match[1] for match in found if match})) or None
+
+
+def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
+    """Add up the FLOPs of matmuls."""
+    flops = Counter()
+    for matmul in matmuls:
+        flops[matmul.operator] += matmul.flops
+    return dict(flops)
+
+
 def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
     """Name the shapes with too few or too many FP8 matmuls in a step.
 
@@ -332,3 +312,26 @@ def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Matmu
             sizes = " x ".join(map(str, shape))
             found.append(f"{ran[shape]} instead of {least[shape]} of {sizes}")
     return found
+
+
+def compiled_graphs() -> int:
+    """Count the graphs that torch.compile made of this process's code; cached kernels count too."""
+    return counters["stats"]["unique_graphs"]
+
+
+# ---- the first optimizer step ----
+
+
+def _find_witnesses(
+    parameter: nn.Parameter, lr: float, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find elements that Adam's first step, lr * g / (|g| + eps), is sure to change.
+
+    Returns their indices and values. Half the step is taken for certain, and gradients below 100
+    eps are left out.
+    """
+    weight = local(parameter).flatten()[:LOOKED_AT]
+    gradient = local(parameter.grad).flatten()[:LOOKED_AT]
+    moves = (weight.float() - 0.5 * lr * gradient.float().sign()).to(weight.dtype) != weight
+    index = (moves & (gradient.abs() > 100 * eps)).nonzero().flatten()[:WITNESSES]
+    return index, weight[index]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from experiments.config.yaml_with_origins import files, find, flat, read_override
+from experiments.config.yaml_with_origins import find, flat, read_override, yaml_files
 from experiments.study import Study, read
 
 HERE = Path(__file__).resolve().parent
@@ -53,7 +53,7 @@ class Sweep(Study):
 
 def load(name: str) -> Sweep:
     """Read the sweep of a name, or of a started sweep's folder. Raises `InputError`."""
-    known = files(HERE / "sweeps")
+    known = yaml_files(HERE / "sweeps")
     path = Path(name) / FILE
     if not path.exists():
         path = find(f"sweep or folder with a {FILE}", name, known)

@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = parser.parse(argv).folder
     cells = read(folder)
     facts = {"question": QUESTION, "sentences": [answer(cells)], "notes": notes(cells)}
-    report.show(QUESTION, answer(cells), report.table(table(cells)), *facts["notes"])
+    print(QUESTION, answer(cells), report.drawn(table(cells)), *facts["notes"], sep="\n")
     page = folder / "report.html"
     facts |= {"table": table(cells), "figure": speed_ups(cells)}
     page.write_text(render("extensions/sweep/sweep.html.j2", **facts), encoding="utf-8")

@@ -21,9 +21,9 @@ def test_without_an_extension_all_other_recipes_and_studies_load(gone, tmp_path,
             (tmp_path / folder.name).symlink_to(folder)
     for module in (keys, yaml_with_origins):
         monkeypatch.setattr(module, "EXTENSIONS", tmp_path)
-    for name in recipes.files(recipes.RECIPES):
+    for name in recipes.yaml_files(recipes.RECIPES):
         recipes.load(name, ["cpu"])
-    for name in recipes.files(recipes.STUDIES):
+    for name in recipes.yaml_files(recipes.STUDIES):
         assert study.load([name])
 
 

@@ -15,7 +15,7 @@ from experiments.config.recipes import changes, flat, load
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
-RECIPES, OVERLAYS = recipes.files(recipes.RECIPES), recipes.files(recipes.OVERLAYS)
+RECIPES, OVERLAYS = recipes.yaml_files(recipes.RECIPES), recipes.yaml_files(recipes.OVERLAYS)
 
 
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"base", "baseline"}))
@@ -33,7 +33,7 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
 
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
-    short = [*recipes.THE_FOUR, *recipes.files(recipes.STUDIES), *OVERLAYS]
+    short = [*recipes.THE_FOUR, *recipes.yaml_files(recipes.STUDIES), *OVERLAYS]
     recipe.main(["list", "--all"])
     listed = re.findall(r"^  (\S+)", capsys.readouterr().out, re.MULTILINE)
     assert listed[: len(short)] == short and {*listed} == {*short, *RECIPES}

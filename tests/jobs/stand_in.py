@@ -54,7 +54,9 @@ def main() -> int:
 
 
 def write_records(out: Path, keys: dict, **facts) -> None:
-    for name, record in records(keys["name"], keys, **facts).items():
+    written = records(keys["name"], keys, **facts)
+    del written[RECIPE]  # the study has written it, as YAML
+    for name, record in written.items():
         write_whole(out / name, json.dumps(record))
 
 

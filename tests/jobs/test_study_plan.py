@@ -60,10 +60,12 @@ def test_a_file_system_without_locks_costs_a_warning(tmp_path, monkeypatch, capl
 def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(page, "page", full)
-    (tmp_path / "study.yaml").write_text(PLAN)
-    write_run(tmp_path / "baseline/seed0")
-    assert study.main([str(tmp_path)]) == 1
-    assert f"-m analysis.report {tmp_path}" in capsys.readouterr().out
+    out = tmp_path / "a study"
+    write_run(out / "baseline/seed0")
+    (out / "study.yaml").write_text(PLAN)
+    assert study.main([str(out)]) == 1
+    again = f"-m analysis.report '{out}' --html '{out}/report.html'"
+    assert again in capsys.readouterr().out
 
 
 # ---- the machine ----

@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from analysis import page
 from experiments import study
@@ -38,6 +39,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     """Side by side: each run has a GPU, and a folder to compile in that is gone afterwards. A line
     says how far each run is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
     monkeypatch.setenv("FAILING", "baseline")
     out = tmp_path / "study"
@@ -83,6 +85,32 @@ def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     assert capsys.readouterr().out.count("a: failed: [Errno 20] Not a directory") == 2
 
 
+def test_steps_are_counted_anew_where_a_run_begins_again(tmp_path, monkeypatch):
+    """Of a run without checkpoints 40 steps were on record, and none is now."""
+    monkeypatch.setattr(runner, "COMMAND", "platform")  # which ends at once
+    monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
+    run = Run("a", tmp_path / "run", "", 90, before=40)
+    run_all([run], Stop())
+    assert (run.code, run.before) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "found"),
+    [
+        (None, 2, ["0", "1"]),
+        ("GPU-1,GPU-2", 2, ["GPU-1", "GPU-2"]),
+        ("0,1", 0, [None]),
+        ("", 0, [None]),
+    ],
+)
+def test_gpus_are_those_that_are_visible_and_there(visible, count, found, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert runner.gpus() == found
+
+
 @pytest.mark.parametrize(
     ("machine", "line", "near"),
     [
@@ -101,5 +129,5 @@ def test_on_grace_hopper_a_run_keeps_to_the_cores_and_memory_of_its_gpu(
     program("numactl", line)
     monkeypatch.setattr(runner, "NODES", tmp_path)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert runner.binding("2") == near

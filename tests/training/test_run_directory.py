@@ -60,10 +60,13 @@ def contents(path) -> dict:
         ({"recipe.yaml": "a: [1"}, "YAML error"),
         ({"manifest.json": '{"layout_version": 4, "sta'}, "holds a damaged record"),
         ({"manifest.json": '{"layout_version": 3}'}, "manifest.json: layout_version"),
+        ({"recipe.yaml": RECIPE, "metrics.jsonl": "{}\n"}, "damaged record: move it away"),
+        ({"recipe.yaml": RECIPE, "attempt1/metrics.jsonl": "{}\n"}, "attempt1/metrics.jsonl"),
     ],
 )
 def test_directories_that_are_refused_stay_as_they_are(tmp_path, fails, existing, key):
     for name, text in existing.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert key in fails(main, PLAN.recipe.name, "--overlay", "cpu", "--out", tmp_path, KEY)
     assert contents(tmp_path).items() <= (existing | {".lock": ""}).items()
@@ -88,8 +91,11 @@ def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, 
 
 
 @pytest.mark.parametrize(("run", "folder"), [("alone", "alone"), ("study/recipe/seed0", "study")])
-def test_what_a_run_says_of_itself(run, folder, tmp_path):
-    """The environment file stands once in the folder of a study, or else in the run's own."""
+def test_what_a_run_says_of_itself(run, folder, tmp_path, monkeypatch):
+    """The environment file stands once in the folder of a study, or else in the run's own. Triton
+    may have come under another name."""
+    there = [package for package in attempt.distributions() if package.name != "triton"]
+    monkeypatch.setattr(attempt, "distributions", lambda: there)
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.yaml").touch()
     RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
@@ -97,6 +103,7 @@ def test_what_a_run_says_of_itself(run, folder, tmp_path):
     assert (manifest.status, manifest.error) == ("failed", "for a reason")
     assert manifest.data == PLAN.token_file.path.name
     environment = read(tmp_path / folder / manifest.environment, Environment)
+    assert manifest.packages.keys() == {"torch", "torchao", "torchtitan"}
     assert manifest.packages.items() <= environment.packages.items()
     assert (manifest.git.changes is None) == (environment.diff is None)
 

@@ -10,6 +10,7 @@ import pytest
 from experiments.jobs.command import FAILED, Stop
 from experiments.records.files import last_window, read
 from experiments.records.run import Manifest, Proof
+from experiments.run import main
 from extensions.sharded import ranks
 from extensions.sharded.ranks import run_ranks
 from tests import processes
@@ -43,6 +44,12 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(run_two, monkeypatch):
     )
     first, title, second, *_ = said.splitlines()
     assert (code, first, second) == (1, "0 0 2 4", "1 1 2 4") and "rank 1" in title
+
+
+def test_a_run_that_takes_more_gpus_than_are_here_is_refused(monkeypatch, fails):
+    monkeypatch.setattr(ranks, "gpus", lambda: ["0"])
+    keys = ["baseline", "--overlay", "cpu", "sharded.processes=2"]
+    assert "takes 2 GPUs, and 1 are here" in fails(main, *keys)
 
 
 @pytest.mark.parametrize("dies", ["SIGKILL", "SIGSEGV"])
