@@ -55,14 +55,14 @@ def print_list(everything: bool) -> None:
 
 
 def print_recipe(name: str, overlays: list[str], overrides: list[str], everything: bool) -> None:
-    """Print what a recipe changes in its parent, with overlays and keys in both; all keys if they
-    are asked for."""
+    """Print what a recipe and the given keys change in its parent, with overlays in both; all keys
+    if they are asked for."""
     recipe = recipes.load(name, overlays, overrides)
-    print(f"{recipe.name}: {recipe.description}")
     made = recipe.made
+    parent = recipes.load(made.base, made.overlays) if made.base else recipe
+    print(f"{recipe.name}: {recipe.description}")
     if made.base:
         print(f"Changes in {made.base}:")
-        parent = recipes.load(made.base, made.overlays, made.overrides)
         for key, value, other in recipes.changes(parent.config, recipe.config):
             print(f"  {key}: {json.dumps(value)} -> {json.dumps(other)}")
     print(f"All keys:\n{recipes.to_yaml(recipe)}" if everything else "All keys: add --all")

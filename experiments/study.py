@@ -30,6 +30,7 @@ from experiments.config.yaml_with_origins import (
     find,
     nested,
     read_file,
+    read_override,
     validated,
     yaml_files,
 )
@@ -130,7 +131,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     """Make the study that the command line asks for, or read the one to go on with; name its
     folder. A folder that has the study already gets its new seeds.
 
-    Raises `InputError` if the folder holds another study.
+    Raises `InputError` for a seed among the keys, and if the folder holds another study.
     """
     # os.path, which takes names of any length: an override may have more than 255 characters
     if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
@@ -141,6 +142,10 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         names = [name for name in args.names if "=" not in name] or [DEFAULT]
         study, out = load(names), args.out or dated_folder(names[0])
     check_folder(out, "study", STUDY_FILE)
+    for override in overrides:
+        seed = read_override(override).get("debug.seed")
+        if seed:
+            raise InputError(f"debug.seed: a study sets it; say --seeds {seed.value},")
     study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
@@ -173,10 +178,11 @@ def load(names: list[str]) -> Study:
         return read(there[names[0]])
     for name in names:
         find(kind, name, there | known)
+    by_preference = ["baseline", "baseline_compiled", *names]
     return Study(
         description=", ".join(names),
         recipes=names,
-        baseline="baseline" if "baseline" in names else names[0],
+        baseline=next(name for name in by_preference if name in names),
         seeds=[0],
         overlays=[AUTO],
     )

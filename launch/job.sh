@@ -41,7 +41,7 @@ check_name() { # NAME FILE…: it must be the name of one of the files
   local known
   known=$(basename -s .yaml -a "${@:2}")
   grep -xF -e "$1" <<<"$known" >/dev/null ||
-    die "$(nearest "$1" "$known")\`$1\` is no recipe: \`python -m experiments.recipe list --all\` has all"
+    die "\`$1\` is no recipe (\`python -m experiments.recipe list --all\` has all)$(nearest "$1" "$known")"
 }
 
 # The known names that are most similar, where there is a python3 to tell.
@@ -49,7 +49,7 @@ nearest() {
   python3 -c '
 import difflib, sys
 near = difflib.get_close_matches(sys.argv[1], sys.argv[2].split(), n=2)
-print("did you mean " + " or ".join(f"`{name}`" for name in near) + "? " if near else "", end="")
+print(": did you mean " + " or ".join(f"`{name}`" for name in near) + "?" if near else "", end="")
 ' "$1" "$2" 2>/dev/null || true
 }
 

@@ -3,8 +3,8 @@
 #
 #   launch/local.sh                                        the four recipes, into a new folder under runs/
 #   launch/local.sh NAME… [--seeds 3] [key.path=value …]   some; all that python -m experiments.study takes
-#   timeout -s USR1 600 launch/local.sh NAME… checkpoint.enable=true   is stopped after 600 s, and keeps where it was
-#   timeout -s USR1 600 launch/local.sh DIR                resumes it in the next slot
+#   timeout --preserve-status -s USR1 600 launch/local.sh NAME… checkpoint.enable=true   stops after 600 s, and keeps where it was
+#   timeout --preserve-status -s USR1 600 launch/local.sh DIR                            resumes it in the next slot
 set -euo pipefail
 cd "$(dirname "$0")/.."
 make --silent install

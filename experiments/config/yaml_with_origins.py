@@ -17,7 +17,7 @@ from models.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
-FEW = 8
+FEW = 16
 LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 
 
@@ -50,7 +50,7 @@ def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
     if name in known:
         return known[name]
     others = f"choose {', '.join(known)}" if len(known) < FEW else LISTED
-    raise InputError(f"{origin}{did_you_mean(name, known)}`{name}` is no {kind}: {others}")
+    raise InputError(f"{origin}`{name}` is no {kind} ({others}){did_you_mean(name, known)}")
 
 
 # ---- read and write ----
@@ -206,15 +206,15 @@ def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"{did_you_mean(key, known)}There is no such key, and no extension that has it"
+        return f"there is no such key, and no extension that has it{did_you_mean(key, known)}"
     words = [detail["msg"].removeprefix("Input ") for detail in details]
     return f"{' or '.join(words)}, got {value!r:.80}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Ask for the nearest names, or for keys of that name in other sections; empty if there are
-    none."""
+    """End a sentence with the nearest names, or with keys of that name in other sections; empty if
+    there are none."""
     last = name.rpartition(".")[2]
     near = [other for other in known if other.endswith(f".{last}")]
     near = near or difflib.get_close_matches(name, known)
-    return f"did you mean `{'` or `'.join(near[:2])}`? " if near else ""
+    return f": did you mean `{'` or `'.join(near[:2])}`?" if near else ""

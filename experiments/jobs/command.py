@@ -4,6 +4,7 @@ obeys, its exit code, and its sentence about bad input."""
 import _thread
 import argparse
 import ctypes
+import difflib
 import io
 import logging
 import os
@@ -37,8 +38,15 @@ class CommandLine(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    # options may stand between a recipe and its keys
-    parse = argparse.ArgumentParser.parse_intermixed_args
+    def parse(self, argv: list[str] | None) -> argparse.Namespace:
+        """Read arguments. Options may stand between a recipe and its keys. Raises `InputError`."""
+        args, unknown = self.parse_known_intermixed_args(argv)
+        if unknown:
+            options = re.findall(r"--[\w-]+", self.format_usage())
+            near = difflib.get_close_matches(unknown[0], options, cutoff=0.7)
+            instead = f"take {near[0]}" if near else "keys have no dashes, as training.steps=200"
+            self.error(f"unrecognized arguments: {' '.join(unknown)}; {instead}")
+        return args
 
     def add_recipe(self, nargs: str | None = None) -> None:
         """Add a recipe's name, its overlays and keys."""

@@ -117,6 +117,8 @@ def check_folder(folder: Path, kind: str, *marks: str) -> None:
 
     Hidden files are nobody's. Raises `InputError`.
     """
+    if folder.is_file():
+        raise InputError(f"{folder} is a file: choose another --out")
     names = {path.name for path in folder.glob("[!.]*")}
     if names and names.isdisjoint(marks):
         raise InputError(

@@ -39,12 +39,18 @@ def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
     assert listed[: len(short)] == short and {*listed} == {*short, *RECIPES}
 
 
-def test_show_begins_with_what_a_recipe_changes(capsys):
+def test_show_begins_with_what_a_recipe_and_the_given_keys_change(capsys):
     words = ["show", "rowwise_fp8_compiled", "--overlay", "cpu", "training.steps=5"]
     recipe.main(words)
-    assert f'{FLOAT8}.recipe_name: null -> "rowwise"' in capsys.readouterr().out.splitlines()[2]
+    assert capsys.readouterr().out.splitlines()[2:4] == [
+        "  training.steps: 60 -> 5",
+        f'  {FLOAT8}.recipe_name: null -> "rowwise"',
+    ]
     recipe.main([*words, "--all"])
     assert "steps: 5\n" in capsys.readouterr().out
+    # a key that the parent alone could not have
+    recipe.main(["show", "baseline_compiled", "activation_checkpoint.mode=memory_budget"])
+    assert "compile.enable: false -> true" in capsys.readouterr().out
 
 
 def test_editors_find_the_schema():

@@ -22,6 +22,8 @@ PLAN = (
 
 def test_a_study_of_named_recipes():
     assert study.load(["tensorwise_fp8_compiled", "baseline"]).baseline == "baseline"
+    pair = ["tensorwise_fp8_compiled", "baseline_compiled"]
+    assert {study.load(names).baseline for names in (pair, pair[::-1])} == {"baseline_compiled"}
     assert study.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
 
 
