@@ -36,7 +36,7 @@ def test_a_row_a_recipe_and_a_row_a_run(tmp_path, report):
     ]
     printed, found = report(study(tmp_path, "B", steps=30, changes=changes), "--verbose")
     assert re.search(r"baseline +2 of 3 +5,793 .* 7\.600 ", printed)
-    assert re.search(r"baseline +1 +8\.100 +4,096 ", printed)
+    assert re.search(r"\n +1 +8\.100 +4,096 ", printed)
     assert "baseline/seed2 (failed, step 5)" in printed
     assert [run["tokens_per_s"] for run in found["runs"]] == pytest.approx([8192, 4096, None])
 

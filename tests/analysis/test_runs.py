@@ -26,7 +26,7 @@ def test_a_gpu_is_its_uuid(tmp_path):
     for number, gpu in enumerate(gpus):
         write_run(tmp_path / f"seed{number}", seed=number, hardware=gpu)
     places = [run.place for run in read_study(tmp_path).runs]
-    assert places == ["host nid001, GPU 0", "host nid001, GPU GPU-1"]
+    assert places == ["GPU 0 of nid001", "GPU-1"]
 
 
 def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
