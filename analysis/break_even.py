@@ -86,8 +86,9 @@ def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
     """
     lines = []
     for run in runs:
-        after = np.maximum(0, steps - run.clock.index[-1]) * run.steady["seconds"].mean()
-        lines.append(np.interp(steps, run.clock.index, run.clock) + after)
+        after = steps - run.clock.index[-1]
+        beyond = np.where(after > 0, after * run.steady["seconds"].mean(), 0)
+        lines.append(np.interp(steps, run.clock.index, run.clock) + beyond)
     return np.array(lines)
 
 

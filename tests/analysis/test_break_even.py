@@ -26,6 +26,7 @@ COLD, WARM = (LATER | {"timing": {"compile_cache": cache}} for cache in ("cold",
         ([SOON], [LATER | {"warm_up": 4.0}], 100, When.NEVER, math.nan, False),
         # too short for a rate; runs that cannot tell which is faster
         ([LATER], [SOON], 25, When.NOT_YET, math.nan, False),
+        ([LATER], [SOON], 5, When.NOT_YET, math.nan, False),
         ([QUICK, USUAL, SLOW], [SLOW, USUAL, QUICK], 100, When.NOT_YET, math.nan, False),
         # first steps with and without compilation
         ([WARM, COLD, COLD], [SOON] * 3, 100, When.NOT_COMPARED, math.nan, False),
