@@ -119,7 +119,14 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(0.98 * smooth.min(axis=None), 1.02 * smooth.bfill().iloc[0].median())
     finish(axes, "loss (nats per token)", "{:,.4g}")
     note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
-    find_farthest(axes, comparison)
+    runs = comparison.study.completed
+    ends = [
+        f"{name(recipe)} ends at {np.mean([run.final_loss for run in runs[recipe]]):.3f}"
+        for recipe in (comparison.best.recipe, comparison.reference)
+        if runs[recipe]
+    ]
+    if ends:
+        finding(axes, ", ".join(ends))
 
 
 def smoothed(losses: pd.Series) -> pd.Series:
