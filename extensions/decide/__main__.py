@@ -49,9 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     add("model", nargs="+")
     add("--gpu", type=lambda name: find(name) or name, choices=GPUS, required=True)
     for flag, default in (("--gpus", 1), ("--batch", 1), ("--seq-len", 4096)):
-        add(flag, type=whole, default=default)
+        add(flag, type=positive_whole_number, default=default)
     for flag in ("--steps", "--tokens", "--price"):
-        add(flag, type=number, default=0)
+        add(flag, type=positive_number, default=0)
     # Without it, the first of the two that fits
     add("--recompute", choices=["none", "full"], nargs=1, default=["none", "full"])
     add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     return COMPLETED
 
 
-def number(text: str) -> float:
+def positive_number(text: str) -> float:
     """Read `300`, `100k` or `1.5T`, more than 0 and finite. Raises ValueError."""
     value = float(text.lower().translate(POWERS))
     if not 0 < value < 1e18:
@@ -84,9 +84,9 @@ def number(text: str) -> float:
     return value
 
 
-def whole(text: str) -> int:
-    """Read a whole number, with the limits of `number`. Raises ValueError."""
-    number(text)
+def positive_whole_number(text: str) -> int:
+    """Read a whole number, with the limits of `positive_number`. Raises ValueError."""
+    positive_number(text)
     return int(text)
 
 
