@@ -59,7 +59,8 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     Args:
         tries: how many recipes are judged together: each interval is wider (Bonferroni).
     """
-    own, others = timed(own), timed(others)
+    own = timed(own)
+    others = timed(others)
     runs = min(len(own), len(others))
     if not runs:
         return SpeedUp()

@@ -61,7 +61,8 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     forbidden = []
     remarks = []
     for key in ChainMap(*[run.facts for run in own + others]):
-        mine, theirs = values(own, key), values(others, key)
+        mine = values(own, key)
+        theirs = values(others, key)
         if mine != theirs and not key.startswith(passed_over):
             differing = remarks if key in MINOR else forbidden
             differing.append(f"{key} is {mine} beside {theirs}")

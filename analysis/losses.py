@@ -77,7 +77,8 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     ends = last_tenth(apart(own, others))
     if ends.empty:
         return Verdict()
-    mean, beside = ends.mean(), by_seed(others).loc[ends.index, ends.columns].mean()
+    mean = ends.mean()
+    beside = by_seed(others).loc[ends.index, ends.columns].mean()
     margin = TOLERANCE * beside.mean()
     level = 1 - (1 - LEVEL) / tries
     difference, low, high = estimate(mean, level)
@@ -102,7 +103,8 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
     The first losses of runs of one seed (partners) differ by rounding alone, those of two seeds
     (strangers) by far more.
     """
-    mine, theirs = by_seed(own).head(1).mean(), by_seed(others).head(1).mean()
+    mine = by_seed(own).head(1).mean()
+    theirs = by_seed(others).head(1).mean()
     if any(firsts.dropna().duplicated().any() for firsts in (mine, theirs)):
         yield "two seeds of a recipe begin with the same loss, so they may be one run"
     partners = (mine - theirs).abs().median()

@@ -19,6 +19,7 @@ ONE_TRAINING = (
     "data",
     "steps",
     "tokens_per_step",
+    "checkpoint.initial_load_path",
 )
 
 
