@@ -30,7 +30,7 @@ COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: 
 TOO_GOOD = 8  # margins (2 % of the loss) below the reference: rounding lowers no loss as much
 
 SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
-TOO_FEW = f"{MIN_SEEDS} seeds of {MIN_STEPS} steps would tell"
+TOO_FEW = f"it takes {MIN_SEEDS} seeds to tell"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -131,8 +132,17 @@ def load(
     is_path = name.endswith(".yaml")
     path = Path(name).absolute() if is_path else find("recipe", name, yaml_files(RECIPES))
     head, keys = _read(path, RECIPES)
+    of_base = f"{RECIPES.name}/base.yaml:"
+    own = {key: given for key, given in keys.items() if not given.origin.startswith(of_base)}
     for overlay in overlays:
-        keys |= _read(find("overlay", overlay, yaml_files(OVERLAYS)), OVERLAYS)[1]
+        layer = _read(find("overlay", overlay, yaml_files(OVERLAYS)), OVERLAYS)[1]
+        for key in own.keys() & layer.keys() if head.base else ():
+            if own[key].value != layer[key].value:
+                logging.getLogger().warning(
+                    f"{own[key].origin}: {key}: overlay {overlay} sets {layer[key].value} instead; "
+                    "what counts more is a value on the command line"
+                )
+        keys |= layer
     for override in overrides:
         keys |= read_override(override)
     from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name

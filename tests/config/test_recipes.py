@@ -78,7 +78,7 @@ def write(tmp_path, monkeypatch):
     return lambda name, text: (folder / f"{name}.yaml").write_text(f"description: {name}\n{text}")
 
 
-def test_later_layers_win_and_numbers_need_no_point(write):
+def test_later_layers_win_and_numbers_need_no_point(write, caplog):
     write("foo", "base: baseline\noptimizer: {lr: 3e-4, eps: 1E-9}\ntraining.steps: 12")
     write("overlays/short", "training: {steps: 30, seq_len: 64, max_norm: .inf}")
     overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "training.dataset_path="]
@@ -87,6 +87,8 @@ def test_later_layers_win_and_numbers_need_no_point(write):
     assert (training.steps, training.seq_len, training.local_batch_size) == (7, 64, 4)
     assert (optimizer.lr, optimizer.eps, training.max_norm) == (0.9, 1e-9, float("inf"))
     assert (training.dataset_path, config.debug.seed) == (None, 3)
+    # what an overlay takes from a recipe's own file is said
+    assert any("recipes/foo.yaml:4: training.steps" in text for text in caplog.messages)
 
 
 def refused(*args) -> list[str]:
