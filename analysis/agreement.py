@@ -111,8 +111,11 @@ def longest_step(runs: list[Run]) -> str:
 
 
 def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Find ratios unlike the mean steady step's: by more than chance, or unclear where that one is
-    clear. Fifths of the steps vary by chance."""
+    """Find ratios unlike the mean steady step's.
+
+    They differ by more than chance, or are unclear beside a clear one. Fifths of the steps vary by
+    chance.
+    """
     a = rate_table(own)
     b = rate_table(others)
     with warnings.catch_warnings(action="ignore"):  # runs that are equal
@@ -127,8 +130,10 @@ def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[
 
 
 def trend(own: list[Run], others: list[Run]) -> float:
-    """Estimate the ratio that order alone explains: if all runs became slower in time, the recipe
-    that ran first looks faster. 1 if the trend may be chance."""
+    """Estimate the ratio explained by order alone; 1 if the trend may be chance.
+
+    If all runs became slower in time, the recipe that ran first looks faster.
+    """
     runs = own + others
     start = pd.Series([run.manifest.start for run in runs]).rank()
     table = rate_table(runs)[[MEAN]].assign(start=start)

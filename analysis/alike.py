@@ -81,8 +81,7 @@ def values(runs: list[Run], key: str) -> str:
 
 
 def meant_to_differ(*recipes: str) -> list[str]:
-    """List the keys that the files of two recipes set differently. If a recipe has no file: all
-    keys of FP8."""
+    """List keys set differently by two recipes' files; all keys of FP8 if a recipe has no file."""
     mine, theirs = map(set_in_file, recipes)
     if not (mine and theirs):
         return ["quantize."]

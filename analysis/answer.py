@@ -67,7 +67,7 @@ def about_speed(comparison: Comparison, finding: Finding) -> str:
 
 
 def about_loss(comparison: Comparison, finding: Finding) -> str:
-    """Write the verdict on a recipe's final loss, with the numbers that it rests on."""
+    """Write the verdict on a recipe's final loss, with its numbers."""
     verdict = finding.loss
     seeds = len(verdict.by_seed)
     said = f"{finding.recipe}'s final loss beside {comparison.reference}'s: {verdict.word}"
@@ -114,8 +114,7 @@ def trained(comparison: Comparison) -> str:
 
 
 def limits(comparison: Comparison, said: str = "") -> list[str]:
-    """Write what limits the answer, without reasons that were `said`, and which runs are left
-    out."""
+    """Write the limits of the answer, but for reasons already `said`, and the runs left out."""
     sentences = []
     for recipe, finding in comparison.findings.items():
         if recipe in comparison.fp8:
@@ -125,7 +124,7 @@ def limits(comparison: Comparison, said: str = "") -> list[str]:
 
 
 def left_out(comparison: Comparison) -> list[str]:
-    """Name the runs that are not compared, with the reason, and unreadable records."""
+    """Name the runs left out of the comparison, each with its reason, and unreadable records."""
     left = [run for run in comparison.study.runs if not run.completed]
     said = [f"Not compared: {run.name} ({run.ending}, step {run.length:,})." for run in left]
     return said + comparison.study.problems
