@@ -17,5 +17,6 @@ Read in this order; a file imports only files above it:
     table.py        a row a recipe, and a row a run
     report.py       the command line, and JSON
 
-Then what shows it: plots/ and page.py draw; newest.py finds the runs that a notebook opens.
+Then what shows it: plots/ and page.py draw; newest.py finds the runs that a notebook opens, and
+notebook_tables.py has what only notebooks show.
 """

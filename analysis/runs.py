@@ -146,6 +146,7 @@ def read_run(path: Path) -> Run:
         "compile_cache": run.timings[0].compile_cache if run.timings else None,
     }
     run.facts = joined([*made, seen, read_yaml(path / RECIPE)])
+    run.facts["steps"] = manifest.steps  # a run may be made longer
     return run
 
 

@@ -159,7 +159,8 @@ def difference(
     if a.index.equals(b.index) and a.index.nunique() > 1:
         return estimate(a - b, level)
     if a.index.intersection(b.index).empty:
-        a, b = a.groupby(level=0).mean(), b.groupby(level=0).mean()
+        a = a.groupby(level=0).mean()
+        b = b.groupby(level=0).mean()
     with warnings.catch_warnings(action="ignore"):  # a single run, or runs that are equal
         ends = stats.ttest_ind(a, b, equal_var=False).confidence_interval(level)
     return np.array([a.mean() - b.mean(), *ends])

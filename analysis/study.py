@@ -57,7 +57,8 @@ class Study:
 
 def read_study(*paths: Path) -> Study:
     """Read all runs at or below some folders. Raises `StudyError` if they cannot be compared."""
-    folders, files = set(), []
+    folders = set()
+    files = []
     for path in paths:
         folders |= {manifest.parent for manifest in path.rglob(MANIFEST)}
         files += path.rglob(STUDY_FILE)

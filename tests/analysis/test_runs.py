@@ -1,5 +1,7 @@
 """Run directories, read: attempts, records that are damaged or missing, and what is no study."""
 
+import json
+
 import pytest
 
 from analysis.study import StudyError, read_study
@@ -18,6 +20,16 @@ def test_a_resumed_run_counts_its_attempts_once(tmp_path):
     assert run.steps.index.tolist() == list(range(1, 41))
     assert run.steps["process"].tolist() == [0] * 20 + [1] * 10 + [2] * 10
     assert run.steps["elapsed"].iloc[-1] == pytest.approx(3 * 4 + 45 * 0.5)
+
+
+def test_a_resumed_run_keeps_the_values_of_its_attempts(tmp_path):
+    """Another machine shows; that the run was made longer is no difference."""
+    study(tmp_path, "C", [0], steps=40, changes=[{"earlier": [[20, 20, "interrupted"]]}])
+    file = tmp_path / "baseline_compiled/seed0/attempt1/manifest.json"
+    manifest = json.loads(file.read_text()) | {"steps": 20, "python": "3.0"}
+    file.write_text(json.dumps(manifest))
+    [run] = read_study(tmp_path).runs
+    assert run.facts["steps"] == 40 and run.facts["python"].startswith("3.0, then ")
 
 
 def test_a_gpu_is_its_uuid(tmp_path):
