@@ -10,7 +10,6 @@ from pathlib import Path
 
 from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
-from experiments.records.files import read
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 from models.errors import InputError
 
@@ -67,7 +66,7 @@ def results(study: str = "", plan: str = STUDY_FILE) -> Path:
     kept = {}
     for place in PLACES:
         for file in ROOT.glob(f"{place}/{study}/*/{plan}"):
-            manifest = read(next(file.parent.rglob(MANIFEST)), Manifest)
+            manifest = Manifest.read(next(file.parent.rglob(MANIFEST)))
             kept[manifest.hardware.type != "cpu", manifest.start] = file.parent
     if not kept:
         raise NothingToShow(

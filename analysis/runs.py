@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from experiments.records.files import RecordError, read, read_if_there, read_windows
 from experiments.records.run import (
     ATTEMPT,
     MANIFEST,
@@ -23,14 +23,17 @@ from experiments.records.run import (
     TIMING,
     Manifest,
     Proof,
+    RecordError,
     Stretch,
     Timing,
     Window,
+    read_windows,
 )
 
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
-COLUMNS = {"process": int, "steady": bool, "in_fp8": bool} | dict.fromkeys(NUMBERS, float)
+COLUMNS = {"step": int, "process": int, "steady": bool, "in_fp8": bool}
+COLUMNS |= dict.fromkeys(NUMBERS, float)
 
 
 @dataclass(eq=False)
@@ -113,23 +116,23 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
-    manifest = read(path / MANIFEST, Manifest)
+    manifest = Manifest.read(path / MANIFEST)
     attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
     folders = [*attempts, path]
-    manifests = [read(folder / MANIFEST, Manifest) for folder in folders]
+    manifests = [Manifest.read(folder / MANIFEST) for folder in folders]
     earlier = [ending(each) for each in manifests[:-1]]
     logs = [read_windows(folder / METRICS) for folder in folders]
-    timings = [read_if_there(folder / TIMING, Timing) for folder in folders]
-    proof = read_if_there(path / PROOF, Proof)
-    # Slurm may call every GPU of a host 0, and each container has a host name of its own.
-    gpu = manifest.hardware.uuid or f"GPU {manifest.hardware.visible_devices} of {manifest.host}"
+    timings = [Timing.read_if_there(folder / TIMING) for folder in folders]
+    proof = Proof.read_if_there(path / PROOF)
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
         ending=ending(manifest),
         earlier=[how for how in earlier if how != "interrupted"],
-        place=gpu,
+        # Slurm may call every GPU of a host 0, and each container has a host name of its own.
+        place=manifest.hardware.uuid
+        or f"GPU {manifest.hardware.visible_devices} of {manifest.host}",
         spans=[span(*attempt) for attempt in zip(manifests, logs, strict=True)],
         steps=steps_table(logs, proof.stretches if proof else {}),
         manifest=manifest,
@@ -197,42 +200,36 @@ def flat(sections: dict) -> dict[str, Any]:
 
 def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
-    rows = {}
-    known = set()
-    earlier_s = 0.0  # of all processes before; the clock of each begins at 0
-    for process, windows in enumerate(logs):
-        # A log begins with the windows that it took over from the attempt before.
-        own = [window for window in windows if (window.step, window.elapsed_s) not in known]
-        for window in own:
-            known.add((window.step, window.elapsed_s))
-            # A killed process loses its last steps; the next one makes them again.
-            rows |= rows_of(window, process)
-            rows[window.step] |= {"lr": window.lr, "elapsed": earlier_s + window.elapsed_s}
-        earlier_s += own[-1].elapsed_s if own else 0
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=COLUMNS).assign(in_fp8=True)
-    table.index = table.index.astype(int)  # of a run without records too
+    logged = pd.Series(logs, dtype=object).explode().dropna()  # indexed by attempt
+    windows = pd.DataFrame(map(vars, logged), columns=[*Window.model_fields])
+    windows["process"] = logged.index
+    # A log begins with the windows that it took over from the attempt before.
+    windows = windows.drop_duplicates(["step", "elapsed_s"])
+    took_s = windows.groupby("process")["elapsed_s"].max()  # the clock of each process begins at 0
+    windows["elapsed"] = windows["elapsed_s"] + windows["process"].map(took_s.cumsum() - took_s)
+
+    mean_s = windows["step_s"].map(fmean)
+    windows["tokens"] = windows["tokens_per_s"] * mean_s
+    windows["useful"] = windows["valid_tokens_per_s"] * mean_s
+    steps = windows.explode(["losses", "step_s", "data_wait_s"])
+    to_come = steps.groupby(level=0).cumcount(ascending=False)  # steps of the window
+    steps["step"] -= to_come
+    steps.loc[to_come > 0, ["lr", "elapsed"]] = math.nan
+    listed = steps[["step", "not_steady"]].to_numpy()
+    table = steps.assign(
+        steady=[step not in not_steady for step, not_steady in listed],
+        in_fp8=True,
+        loss=steps["losses"],
+        seconds=steps["step_s"],
+        wait=steps["data_wait_s"],
+        memory=steps["peak_memory_bytes"],
+    )
+    table = table[[*COLUMNS]].astype(COLUMNS)
+    # A killed process loses its last steps; the next one makes them again.
+    table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
     for first, stretch in stretches.items():
         table.loc[int(first) :, "in_fp8"] = stretch.in_fp8
-    return table.astype(COLUMNS).rename_axis("step")
-
-
-def rows_of(window: Window, process: int) -> dict[int, dict]:
-    """Describe each step of a log window."""
-    average = sum(window.step_s) / len(window.step_s)
-    own = zip(window.losses, window.step_s, window.data_wait_s, strict=True)
-    rows = {}
-    for step, (loss, seconds, wait) in enumerate(own, window.step - len(window.step_s) + 1):
-        rows[step] = {
-            "process": process,
-            "steady": step not in window.not_steady,
-            "loss": loss,
-            "seconds": seconds,
-            "wait": wait,
-            "tokens": window.tokens_per_s * average,
-            "useful": window.valid_tokens_per_s * average,
-            "memory": window.peak_memory_bytes,
-        }
-    return rows
+    return table
 
 
 def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:

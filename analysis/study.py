@@ -6,8 +6,7 @@ from itertools import permutations, product
 from pathlib import Path
 
 from analysis.runs import Run, read_run, read_yaml
-from experiments.records.files import RecordError
-from experiments.records.run import MANIFEST, STUDY_FILE, StudyFile
+from experiments.records.run import MANIFEST, STUDY_FILE, RecordError, StudyFile
 from models.errors import InputError
 
 # What is trained, and on what. Runs that differ in one of these answer different questions.

@@ -46,9 +46,8 @@ from experiments.jobs.command import (
     seeds,
 )
 from experiments.jobs.runner import Run, run_all
-from experiments.records import files
-from experiments.records.files import check_folder, dated_folder, last_step, lock_folder
-from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, Seed
+from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
+from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, RecordError, Seed, last_step
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
         return COMPLETED
     with lock_folder(out, "study"):
-        files.write_whole(out / STUDY_FILE, dump(study.model_dump()))
+        write_whole(out / STUDY_FILE, dump(study.model_dump()))
         run_all(runs, stop)
         codes = [run.code for run in runs if run.code != COMPLETED]
         if not (codes and stop.code):
@@ -249,8 +248,8 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
 
 def _completed(run: Path) -> bool:
     try:
-        return files.read(run / MANIFEST, Manifest).status == "completed"
-    except files.RecordError:  # not there; or the run itself says what is wrong with its folder
+        return Manifest.read(run / MANIFEST).status == "completed"
+    except RecordError:  # not there; or the run itself says what is wrong with its folder
         return False
 
 

@@ -146,13 +146,25 @@ def mark():
     return event
 
 
-def seconds_between(marks: list) -> list[float]:
-    """Return the seconds from each of some marks to the next, once the work before the last is
-    done."""
-    if TYPE == "cpu":
-        return [end - start for start, end in pairwise(marks)]
-    marks[-1].synchronize()
-    return [start.elapsed_time(end) / 1000 for start, end in pairwise(marks)]
+class Stopwatch:
+    """Takes the time of laps of the device's work; nothing waits until the times are read."""
+
+    def __init__(self):
+        """Begin the first lap."""
+        self.marks = [mark()]
+
+    def lap(self) -> None:
+        """End a lap, and begin the next."""
+        self.marks.append(mark())
+
+    def read(self) -> list[float]:
+        """Return the seconds of each lap since the last reading, to the microsecond, once the work
+        of the last is done."""
+        marks, self.marks = self.marks, self.marks[-1:]
+        if TYPE == "cpu":
+            return [round(end - start, 6) for start, end in pairwise(marks)]
+        marks[-1].synchronize()
+        return [round(start.elapsed_time(end) / 1000, 6) for start, end in pairwise(marks)]
 
 
 def put(x: Tensor, where: torch.device) -> Tensor:

@@ -5,6 +5,8 @@ import os
 import signal
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers and what they start share the cores
 os.environ.setdefault(
@@ -18,7 +20,7 @@ from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
 from experiments.corpus.rows import open_data
 from experiments.jobs.command import Stop, code_of
-from experiments.records.run import Window
+from experiments.records.run import METRICS, Window, read_windows
 from experiments.run import main
 from experiments.training.attempt import be_alone
 from experiments.training.plan import plan
@@ -72,16 +74,16 @@ def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log windows."""
 
     def steps(config, count=1, recipe=None) -> tuple[Trainer, list[Window]]:
-        config.job.dump_folder = str(tmp_path)
+        folder = Path(mkdtemp(dir=tmp_path))
+        config.job.dump_folder = str(folder)
         be_alone()
         planned = plan(recipe or Recipe("test", "", config))
-        trainer, windows = Trainer(open_data(planned)[0], Stop()), []
-        trainer.on_window = windows.append
+        trainer = Trainer(open_data(planned)[0], Stop(), folder)
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):
             trainer.train_step(batches)
         trainer.close()
-        return trainer, windows
+        return trainer, read_windows(folder / METRICS)
 
     return steps
 

@@ -27,8 +27,8 @@ from experiments.jobs.command import (
     STARTER_PID,
     Stop,
 )
-from experiments.records.files import last_step, last_window, write_whole
-from experiments.records.run import LOG, RECIPE
+from experiments.records.files import write_whole
+from experiments.records.run import LOG, RECIPE, last_step, last_window
 
 # Variables of cache folders, but for those that the user has set. This is looked at before torch is
 # imported, which sets one by itself.

@@ -18,9 +18,21 @@ Times are in seconds, sizes in bytes, rates per second over all devices, shares 
 unknown.
 """
 
-from typing import Annotated, Literal
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from experiments.records.files import write_whole
 
 LAYOUT_VERSION = 4  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
@@ -53,10 +65,43 @@ class StudyFile(BaseModel):
     baseline: str = "baseline"
 
 
+class RecordError(ValueError):
+    """A record is missing or does not fit its model; the message names file and field."""
+
+
 class Record(BaseModel):
     """A record with exactly these fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    def write(self, path: Path) -> None:
+        """Write a record as JSON. Raises OSError."""
+        write_whole(path, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a record. Raises `RecordError`."""
+        try:
+            return cls.parse(path.read_bytes(), str(path))
+        except OSError as error:
+            raise RecordError(f"{path}: {error.strerror}") from error
+
+    @classmethod
+    def read_if_there(cls, path: Path) -> Self | None:
+        """Read a record that a run may have ended too early to write. Raises `RecordError` if it
+        does not fit."""
+        return cls.read(path) if path.exists() else None
+
+    @classmethod
+    def parse(cls, content: bytes, place: str) -> Self:
+        """Read the JSON of a record. Raises `RecordError`, which names its `place`."""
+        try:
+            return cls.model_validate_json(content)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            field = ".".join(map(str, problem["loc"])) or "content"
+            message = problem["msg"].removeprefix("Value error, ")
+            raise RecordError(f"{place}: {field}: {message}") from error
 
 
 # ---- manifest.json ----
@@ -193,6 +238,43 @@ class Window(Record):
         if not 0 < steps == len(self.losses) == len(self.data_wait_s) <= self.step:
             raise ValueError("step_s, losses and data_wait_s have a value for each step")
         return self
+
+    @property
+    def line(self) -> str:
+        """This window as a line of metrics.jsonl."""
+        return self.model_dump_json(exclude_defaults=True) + "\n"
+
+    def append_to(self, path: Path) -> None:
+        """Add a line to metrics.jsonl at once; a full disk tears at most this last line. Raises
+        OSError."""
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(self.line)
+
+
+def read_windows(path: Path) -> list[Window]:
+    """Read metrics.jsonl: no windows if it is missing, without a torn last line. Raises
+    `RecordError`."""
+    content = path.read_bytes() if path.exists() else b""
+    lines = content.split(b"\n")[:-1]
+    windows = [Window.parse(line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
+    steps = [window.step for window in windows]
+    if steps != sorted(set(steps)):
+        raise RecordError(f"{path}: step: the steps of its lines do not ascend")
+    return windows
+
+
+def last_window(folder: Path) -> Window | None:
+    """Read the newest whole line of a run's metrics.jsonl; None before the first one."""
+    with suppress(OSError, ValueError, IndexError):
+        line = (folder / METRICS).read_bytes().rsplit(b"\n", 2)[-2]
+        return Window.model_validate_json(line)
+    return None
+
+
+def last_step(folder: Path) -> int:
+    """Read the last step on record; 0 before the first one."""
+    window = last_window(folder)
+    return window.step if window else 0
 
 
 # ---- timing.json ----

@@ -31,9 +31,8 @@ from experiments.jobs.command import (
     Stop,
     log_to,
 )
-from experiments.records import files
 from experiments.records import run as records
-from experiments.records.files import check_folder, lock_folder, run_folder
+from experiments.records.files import check_folder, lock_folder, run_folder, write_whole
 from experiments.training import checkpoint, machine
 from experiments.training.machine import LESS_MEMORY, Finding
 from experiments.training.plan import Plan
@@ -167,11 +166,11 @@ class RunDirectory:
         if plan.config.checkpoint.enable:
             folder, last = path / records.CHECKPOINT, plan.config.training.steps
             self.step, self.said = checkpoint.newest(folder, plan.identity, last)
-        files.write_whole(path / records.RECIPE, to_yaml(plan.recipe, plan))
+        write_whole(path / records.RECIPE, to_yaml(plan.recipe, plan))
         (path / records.LOG).touch()  # recipe and log first: a full disk stops here
         attempt = self._set_aside(earlier)
         self.manifest = _manifest(plan, attempt, path)
-        files.write(path / records.MANIFEST, self.manifest)
+        self.manifest.write(path / records.MANIFEST)
         self._take_over(attempt - 1)
 
     def _set_aside(self, earlier: records.Manifest | None) -> int:
@@ -191,10 +190,11 @@ class RunDirectory:
         """
         for attempt in range(attempts, 0, -1):
             earlier = self.path / records.ATTEMPT.format(attempt)
-            windows = files.read_windows(earlier / records.METRICS)
+            windows = records.read_windows(earlier / records.METRICS)
             taken = [window for window in windows if window.step <= self.step]
             if taken:  # an attempt that died before its first step has none
-                files.write_whole(self.path / records.METRICS, "".join(map(files.line, taken)))
+                lines = [window.line for window in taken]
+                write_whole(self.path / records.METRICS, "".join(lines))
                 if (earlier / records.PROOF).exists():
                     shutil.copy(earlier / records.PROOF, self.path)
                 return
@@ -206,7 +206,7 @@ class RunDirectory:
         if end.error:
             line += f" ({end.error})"
         try:
-            files.write(self.path / records.MANIFEST, self.manifest.model_copy(update=ended))
+            self.manifest.model_copy(update=ended).write(self.path / records.MANIFEST)
         except OSError as error:  # a full disk: what was written before stays as it is
             line += f": not on record: {error.strerror}"
         self._lock.close()
@@ -219,10 +219,10 @@ def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
     check_folder(path, "run", records.RECIPE, records.MANIFEST)
     lock = lock_folder(path, "run")
     try:
-        earlier = files.read_if_there(path / records.MANIFEST, records.Manifest)
+        earlier = records.Manifest.read_if_there(path / records.MANIFEST)
         for folder in (path, *path.glob(records.ATTEMPT.format("*"))):
-            files.read_windows(folder / records.METRICS)
-    except files.RecordError as error:
+            records.read_windows(folder / records.METRICS)
+    except records.RecordError as error:
         mend = "move it away to go on with the run, or choose another --out"
         raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None
     if earlier and earlier.status == "completed":
@@ -287,7 +287,7 @@ def _write_environment(path: Path, environment: records.Environment) -> str:
     above = path.absolute().parent.parent  # the study's folder is above the recipe's
     folder = above if (above / records.STUDY_FILE).exists() else path
     if not (folder / name).exists():
-        files.write_whole(folder / name, text)
+        write_whole(folder / name, text)
     return name
 
 

@@ -14,7 +14,7 @@ from torch._dynamo.utils import calculate_time_spent, counters
 from torch.profiler import ProfilerAction, profile, schedule
 from torchtitan.components.metrics import MetricsProcessor
 
-from experiments.records.run import Timing, Window
+from experiments.records.run import METRICS, Timing, Window
 from experiments.training.plan import Plan
 from models import device
 
@@ -75,14 +75,16 @@ TIMELINE = Timeline()
 
 
 class Meter:
-    """Collects the steps of a log window; `close` makes its record."""
+    """Collects the steps of a log window, and records it."""
 
-    def __init__(self, plan: Plan, processor: MetricsProcessor, combine: Callable):
+    def __init__(
+        self, plan: Plan, processor: MetricsProcessor, combine: Callable, folder: Path | None
+    ):
         """Begin a window now. `processor` is torchtitan's, with the waits for micro-batches;
-        `combine` adds up values of a run's processes."""
-        self.plan, self.processor, self.combine = plan, processor, combine
+        `combine` adds up values of a run's processes; `folder` is that of the records."""
+        self.plan, self.processor, self.combine, self.folder = plan, processor, combine, folder
         self._empty()
-        self.marks = [device.mark()]  # then one at the end of each step
+        self.stopwatch = device.Stopwatch()  # a lap is a step
 
     def _empty(self) -> None:
         """Forget the steps of the last window."""
@@ -92,16 +94,16 @@ class Meter:
 
     def end_step(self, step: int, loss: torch.Tensor, valid_tokens: float, steady: bool) -> None:
         """Note when a step ended, and what it did."""
-        self.marks.append(device.mark())
+        self.stopwatch.lap()
         self.losses.append(loss)
         self.valid_tokens += valid_tokens
         if not steady:
             self.not_steady.append(step)
 
     def close(self, step: int, grad_norm: float, lr: float, in_fp8: float) -> Window:
-        """Make the record of the window that `step` ends; `in_fp8` are FLOPs of a token."""
+        """Record the window that `step` ends; `in_fp8` are FLOPs of a token."""
         losses = self.combine(torch.stack(self.losses))
-        step_s = device.seconds_between(self.marks)
+        step_s = self.stopwatch.read()
         waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
         memory = self.processor.device_memory_monitor.get_peak_stats()
         seconds = sum(step_s)
@@ -115,14 +117,15 @@ class Meter:
             lr=lr,
             tokens_per_s=tokens_per_s * self.plan.world_size,
             valid_tokens_per_s=self.valid_tokens / seconds,
-            step_s=[round(s, 6) for s in step_s],
+            step_s=step_s,
             data_wait_s=[round(s, 6) for s in waits.tolist()],
             not_steady=self.not_steady,
             peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )
+        if self.folder:
+            window.append_to(self.folder / METRICS)
         self._empty()
-        self.marks = self.marks[-1:]
         return window
 
 

@@ -24,8 +24,7 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import Loader
 from experiments.jobs.command import Interrupted, Stop
-from experiments.records import files
-from experiments.records.run import METRICS, NOT_STEADY_STEPS, PROOF, TIMING, Window
+from experiments.records.run import NOT_STEADY_STEPS, PROOF, TIMING
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
 from experiments.training.plan import Plan
@@ -159,7 +158,7 @@ class Trainer(titan.Trainer):
         config, first = self.job_config, self.step == self.first_step
         if first:
             self.begin_stretch(config.training.steps)
-            self.meter = Meter(self.plan, self.metrics_processor, self.combine)
+            self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
         for prepare in self.plan.recipe.hooks("before_step"):
             prepare(self, self.step)
         profiled = self.step == self.profiled_step
@@ -209,22 +208,6 @@ class Trainer(titan.Trainer):
         if ends or self.metrics_processor.should_log(self.step):
             self._end_window(loss * valid / float(local_valid), norm, lr)
 
-    # ---- records, as soon as the trainer has them ----
-
-    def _record_step(self) -> None:
-        """Record where the time to the end of the first step went, and the proof of a profiled
-        step."""
-        if self.folder and self.step == self.first_step:
-            files.write(self.folder / TIMING, TIMELINE.end_first_step())
-        if self.folder and self.step == self.profiled_step:
-            evidence = self.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
-            files.write(self.folder / PROOF, evidence(self))
-
-    def on_window(self, window: Window) -> None:
-        """Record a log window that has ended."""
-        if self.folder:
-            files.append(self.folder / METRICS, window)
-
     # ---- the parts of a step ----
 
     def begin_stretch(self, last: int) -> None:
@@ -233,16 +216,24 @@ class Trainer(titan.Trainer):
         self.profiled_step = min(self.step + PROFILED - 1, last)
         self._steady_from = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
 
+    def _record_step(self) -> None:
+        """Record where the time to the end of the first step went, and the proof of a profiled
+        step."""
+        if self.folder and self.step == self.first_step:
+            TIMELINE.end_first_step().write(self.folder / TIMING)
+        if self.folder and self.step == self.profiled_step:
+            evidence = self.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
+            evidence(self).write(self.folder / PROOF)
+
     def _disturb_next_step(self) -> None:
         """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
         self._steady_from = max(self._steady_from, self.step + 2)
 
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
-        """Hand over the record of a log window, and log torchtitan's curves. Raises `Diverged`."""
+        """Record a log window, and log torchtitan's curves. Raises `Diverged`."""
         fp8 = self.proof.fp8
         in_fp8 = 0 if fp8.emulated else fp8.flops_per_token
         window = self.meter.close(self.step, norm, lr, in_fp8)
-        self.on_window(window)
         if None in window.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
         if window.grad_norm is None:

@@ -84,7 +84,6 @@ def before_step(trainer, step: int) -> None:
 def evidence(trainer) -> Proof:
     """Sum up the proofs of all phases so far, which an earlier attempt may have begun with; the
     latest in FP8 gives the FLOPs. Note what the switch took to compile."""
-    from experiments.records.files import read_if_there
     from experiments.training.metrics import compiled_s
 
     proof, before = trainer.proof.record(), {}
@@ -92,7 +91,7 @@ def evidence(trainer) -> Proof:
     start = phase(trainer.job_config, profiled.profiled_step).start
     if start > trainer.first_step:
         profiled.compile_s = compiled_s() - trainer.compiled_before_s
-    earlier = read_if_there(Path(trainer.job_config.job.dump_folder) / PROOF, Proof)
+    earlier = Proof.read_if_there(Path(trainer.job_config.job.dump_folder) / PROOF)
     if earlier:
         stretches = earlier.stretches.items()
         before = {step: it for step, it in stretches if it.profiled_step < profiled.profiled_step}

@@ -4,8 +4,7 @@ import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison
 from analysis.notebook_tables import proofs
-from experiments.records.files import read_windows
-from experiments.records.run import METRICS
+from experiments.records.run import METRICS, read_windows
 
 COMPUTE = "tensorwise_fp8_compiled"
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"

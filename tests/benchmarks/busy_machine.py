@@ -13,8 +13,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from experiments.records.files import read_windows
-from experiments.records.run import METRICS
+from experiments.records.run import METRICS, read_windows
 
 RECIPES = ("baseline_compiled", "rowwise_fp8_compiled")
 SPINS = ("300000", "0", "1000", "10000")  # libgomp's own first

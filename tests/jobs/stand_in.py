@@ -16,8 +16,8 @@ from pathlib import Path
 import yaml
 
 from experiments.jobs.command import Stop, leave
-from experiments.records.files import append, read_windows, write_whole
-from experiments.records.run import METRICS, RECIPE, Window
+from experiments.records.files import write_whole
+from experiments.records.run import METRICS, RECIPE, Window, read_windows
 from models.errors import InputError
 from tests.make_runs import records, windows
 
@@ -45,7 +45,7 @@ def main() -> int:
         if stop.code:
             break
         time.sleep(step_s)
-        append(out / METRICS, Window.model_validate(line))
+        Window.model_validate(line).append_to(out / METRICS)
         if line["step"] == 12 and keys["name"] == os.environ.get("KILLED"):
             os.kill(os.getpid(), signal.SIGKILL)
     facts["status"] = "interrupted" if stop.code else "completed"

@@ -17,7 +17,6 @@ from experiments import study
 from experiments.jobs import runner
 from experiments.jobs.command import BAD_INPUT, FOR_GOOD, Stop
 from experiments.jobs.runner import Run, run_all
-from experiments.records.files import read
 from experiments.records.run import Manifest
 from tests.runs import call, lines_of
 
@@ -53,7 +52,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     monkeypatch.delenv("FAILING")
     code, printed = call(study.main, out)
     assert code == 0 and f"complete already: {out}/baseline_compiled/seed0" in printed
-    ran = [read(out / name / "seed0/manifest.json", Manifest) for name in NAMES]
+    ran = [Manifest.read(out / name / "seed0/manifest.json") for name in NAMES]
     assert [manifest.hardware.visible_devices for manifest in ran] == ["4", "7"]
     caches = {path.read_text() for path in out.rglob("caches")}
     assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)

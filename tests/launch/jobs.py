@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.records.files import read, read_windows
-from experiments.records.run import Manifest
+from experiments.records.run import Manifest, read_windows
 from tests import processes
 
 SLURM = "tests/launch/slurm.sh"
@@ -85,7 +84,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 def manifest_of(run: Path) -> Manifest:
-    return read(run / "manifest.json", Manifest)
+    return Manifest.read(run / "manifest.json")
 
 
 def on_slurm(test):

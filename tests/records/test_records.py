@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from analysis.newest import PLACES
-from experiments.records import files
+from experiments.records.files import write_whole
 from experiments.records.run import (
     MANIFEST,
     METRICS,
@@ -14,8 +14,11 @@ from experiments.records.run import (
     TIMING,
     Manifest,
     Proof,
+    RecordError,
     Timing,
     Window,
+    last_window,
+    read_windows,
 )
 from tests.make_runs import windows, write_lines
 from tests.processes import ROOT
@@ -26,33 +29,33 @@ KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{MANI
 def test_every_kept_run_fits_the_contract():
     assert KEPT
     for run in KEPT:
-        manifest = files.read(run / MANIFEST, Manifest)
+        manifest = Manifest.read(run / MANIFEST)
         assert (run.parents[1] / manifest.environment).is_file()
-        files.read(run / TIMING, Timing)
-        files.read(run / PROOF, Proof)
-        assert files.read_windows(run / METRICS)[-1].step == manifest.steps
+        Timing.read(run / TIMING)
+        Proof.read(run / PROOF)
+        assert read_windows(run / METRICS)[-1].step == manifest.steps
 
 
 def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left")))
     with pytest.raises(OSError, match="No space left"):
-        files.write_whole(tmp_path / MANIFEST, "{}")
+        write_whole(tmp_path / MANIFEST, "{}")
     assert not list(tmp_path.iterdir())
 
 
 def test_windows_read_back_without_a_torn_last_line(tmp_path):
-    assert files.last_window(tmp_path) is None and not files.read_windows(tmp_path / METRICS)
+    assert last_window(tmp_path) is None and not read_windows(tmp_path / METRICS)
     logged = [Window(**line) for line in windows([0.1] * 20, [3.0] * 20)]
     for window in logged:
-        files.append(tmp_path / METRICS, window)
+        window.append_to(tmp_path / METRICS)
     with open(tmp_path / METRICS, "a") as file:
         file.write('{"step": 3, "elap')
-    assert files.read_windows(tmp_path / METRICS) == logged
-    assert files.last_window(tmp_path) == logged[-1]
+    assert read_windows(tmp_path / METRICS) == logged
+    assert last_window(tmp_path) == logged[-1]
 
 
 def test_a_line_that_does_not_fit_is_named(tmp_path):
     first, second = windows([0.1] * 2, [3.0] * 2, every=1)
     write_lines(tmp_path / METRICS, [first, second | {"losses": [1.0, 2.0]}])
-    with pytest.raises(files.RecordError, match=f"{METRICS}: line 2"):
-        files.read_windows(tmp_path / METRICS)
+    with pytest.raises(RecordError, match=f"{METRICS}: line 2"):
+        read_windows(tmp_path / METRICS)

@@ -4,7 +4,6 @@ refused is refused. What several processes train is in their extension's tests."
 import pytest
 
 from experiments.config import recipes
-from experiments.records.files import read
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
 from experiments.training.plan import plan
 from models.errors import InputError
@@ -28,7 +27,7 @@ ALONE = [name for name in CELLS if name not in REFUSED and not load(name).hooks(
 def test_what_works_trains_and_proves_its_fp8(name, run_here, tmp_path):
     cell = CELLS[name]
     assert run_here(cell.recipe, "--overlay", "cpu", "--out", tmp_path, *QUICK, *cell.keys) == 0
-    manifest, proof = read(tmp_path / MANIFEST, Manifest), read(tmp_path / PROOF, Proof)
+    manifest, proof = Manifest.read(tmp_path / MANIFEST), Proof.read(tmp_path / PROOF)
     assert manifest.status == "completed"
     proves_its_fp8(proof)
 

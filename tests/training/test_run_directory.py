@@ -10,7 +10,6 @@ import pytest
 
 from experiments.config import recipes
 from experiments.corpus.rows import open_data
-from experiments.records.files import read
 from experiments.records.run import Environment, Manifest
 from experiments.run import main
 from experiments.training import attempt
@@ -99,10 +98,10 @@ def test_what_a_run_says_of_itself(run, folder, tmp_path, monkeypatch):
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.yaml").touch()
     RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
-    manifest = read(tmp_path / run / "manifest.json", Manifest)
+    manifest = Manifest.read(tmp_path / run / "manifest.json")
     assert (manifest.status, manifest.error) == ("failed", "for a reason")
     assert manifest.data == PLAN.token_file.path.name
-    environment = read(tmp_path / folder / manifest.environment, Environment)
+    environment = Environment.read(tmp_path / folder / manifest.environment)
     assert manifest.packages.keys() == {"torch", "torchao", "torchtitan"}
     assert manifest.packages.items() <= environment.packages.items()
     assert (manifest.git.changes is None) == (environment.diff is None)
@@ -113,7 +112,7 @@ def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = contents(unfinished)
-    with patch.object(attempt.files, "write_whole", full), suppress(OSError):
+    with patch.object(attempt, "write_whole", full), suppress(OSError):
         claim()
     assert contents(unfinished) == before
     assert claim().manifest.attempt == 2

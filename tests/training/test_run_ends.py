@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.jobs.command import COME_BACK
-from experiments.records.files import read_windows
+from experiments.records.run import read_windows
 from experiments.run import main
 from experiments.training.trainer import Trainer
 from tests import processes

@@ -2,7 +2,6 @@
 
 import pytest
 
-from experiments.records.files import read
 from experiments.records.run import PROOF, Proof
 from tests.runs import SMALL, SMALLEST, losses_of
 
@@ -42,6 +41,6 @@ def test_gradients_are_rounded_and_nothing_else(folder):
 
 @pytest.mark.slow
 def test_the_proof_has_the_bytes_that_were_sent(folder):
-    sent = read(folder / "fp8" / PROOF, Proof).sharded
+    sent = Proof.read(folder / "fp8" / PROOF).sharded
     size = sent["bytes"]["all-to-all of uint8"]
     assert size == sent["reduced_bytes"] == sent["reduced_bytes_expected"] > 0

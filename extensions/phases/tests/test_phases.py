@@ -11,7 +11,6 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from experiments.config import recipes
-from experiments.records.files import read
 from experiments.records.run import PROOF, Proof
 from experiments.training import trainer
 from extensions.phases import fp8_steps
@@ -31,7 +30,7 @@ def phase(first: int, last: int) -> list[str]:
 
 def phases_of(run) -> list[tuple[str, bool]]:
     """By first step, whether the profile of a phase was to show FP8."""
-    return [(first, it.in_fp8) for first, it in read(run / PROOF, Proof).stretches.items()]
+    return [(first, it.in_fp8) for first, it in Proof.read(run / PROOF).stretches.items()]
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     parts += losses("third", "baseline", 6, after="second")
     assert switched == parts
     assert phases_of(tmp_path / "switched") == [("1", False), ("3", True), ("5", False)]
-    assert read(tmp_path / "switched" / PROOF, Proof).profiled_step == 4
+    assert Proof.read(tmp_path / "switched" / PROOF).profiled_step == 4
 
 
 def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):

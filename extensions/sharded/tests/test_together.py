@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records.files import read
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
 from extensions.sharded.tests import forked
 from tests.generated.compatibility import cells
@@ -45,8 +44,8 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_what_works_trains_and_proves_its_fp8(name, folder):
-    manifest = read(folder / name / MANIFEST, Manifest)
-    proof = read(folder / name / PROOF, Proof)
+    manifest = Manifest.read(folder / name / MANIFEST)
+    proof = Proof.read(folder / name / PROOF)
     assert manifest.status == "completed" and manifest.world_size > 1
     proves_its_fp8(proof)
     for what in "gathered_bytes", "reduced_bytes":

@@ -2,7 +2,6 @@
 
 import pytest
 
-from experiments.records.files import read
 from experiments.records.run import Proof
 from tests import processes
 from tests.launch.jobs import manifest_of, on_slurm, slurm, steps_of, submit
@@ -30,5 +29,5 @@ def test_two_nodes_stop_together_are_requeued_and_go_on(slurm_folder):
     first, last = manifest_of(run / "attempt1"), manifest_of(run)
     assert (first.status, last.status, last.world_size) == ("interrupted", "completed", 2)
     assert steps_of(run) == [*range(1, STEPS + 1)]
-    proof = read(run / "attempt1/proof.json", Proof)
+    proof = Proof.read(run / "attempt1/proof.json")
     assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
