@@ -5,7 +5,7 @@ The way of `make study` to the first step of an optimizer, each file where it is
     study.py                         resolve the study, plan its runs, prepare data, start them
       jobs/command.py                arguments, requests to stop, exit codes
       config/yaml_with_origins.py    recipes/studies/four_way.yaml, found by its name, and read
-      records/files.py               folders and records (run.py): named, checked, locked, written
+      records/files.py               folders: named, checked, locked; run.py has their records
       models/device.py               the CPU or the GPU; on a CPU cpu_matmuls.py multiplies
       training/machine.py            the size that suits this machine; what it must have
       config/recipes.py              a recipe: its layers of recipes/*.yaml, merged ...

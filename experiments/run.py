@@ -83,7 +83,8 @@ def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
     """Resolve the recipe of a run's folder, or the one that is named; with the folder."""
     file = os.path.join(args.name, RECIPE)  # os.path takes names of any length
     there = os.path.exists(file)
-    recipe = recipes.load(file if there else args.name, args.overlay, args.overrides, args.seed)
+    overrides = args.overrides + ([f"debug.seed={args.seed}"] if args.seed else [])
+    recipe = recipes.load(file if there else args.name, args.overlay, overrides)
     return recipe, args.out or (Path(args.name) if there else None)
 
 

@@ -170,7 +170,7 @@ def load(names: list[str]) -> Study:
     Raises `InputError` with file and line, or with the nearest names.
     """
     known, there = yaml_files(recipes.RECIPES), yaml_files(recipes.STUDIES)
-    kind = f"recipe, study or folder with a {STUDY_FILE}"
+    kind = f"recipe in {recipes.RECIPES.name}/, study, or folder with a {STUDY_FILE}"
     if len(names) > 1:
         kind, there = "recipe, and a study cannot be combined", {}
     if names[0] in there:
@@ -237,7 +237,8 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
         if _completed(folder):
             print(f"complete already: {folder}")
             continue
-        recipe, plan = recipes.load(name, study.overlays, study.overrides, seed), plans[name]
+        plan = plans[name]
+        recipe = plan.recipe.with_seed(seed)
         recipes.check_recipe(folder, recipe)
         text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)

@@ -33,7 +33,7 @@ plots.lead(comparison)
 # %%
 for recipe in comparison.fp8:
     ahead = comparison.findings[recipe].break_even
-    print(f"{recipe} is ahead of {comparison.reference}: {ahead}")
+    print(f"{recipe} ahead of {comparison.reference}: {ahead}")
 
 # %% [markdown]
 # ## A run of N steps

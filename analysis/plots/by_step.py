@@ -186,7 +186,7 @@ def find_farthest(axes: Axes, comparison: Comparison) -> None:
         finding(
             axes,
             f"{name(recipe)} ends {apart:+.4f} from {name(comparison.reference)}'s loss: "
-            f"{abs(apart) / margin:.2g} margins",
+            f"{abs(apart) / margin:.2g} times the margin",
         )
 
 
@@ -244,7 +244,7 @@ def mark_break_even(axes: Axes, comparison: Comparison) -> None:
     """
     best, reference = comparison.best, comparison.reference
     if best.recipe:
-        finding(axes, f"{name(best.recipe)} is ahead of {name(reference)}: {best.break_even}")
+        finding(axes, f"{name(best.recipe)} ahead of {name(reference)}: {best.break_even}")
     for below, (recipe, of) in enumerate(comparison.findings.items(), start=1):
         found = of.break_even
         if recipe not in comparison.fp8 or found.beyond or not math.isfinite(found.step):

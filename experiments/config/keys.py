@@ -309,7 +309,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
         (
             training.dataset_path and training.dataset != "parquet",
             "training.dataset_path",
-            f"is not read with training.dataset={training.dataset}; leave it out",
+            "is read with training.dataset=parquet alone; set that, or leave the path out",
         ),
         (
             float8.recipe_name and tokens % 16,

@@ -15,7 +15,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -87,6 +88,13 @@ class Recipe:
         modules = self.extensions.values()
         return [getattr(module, name) for module in modules if hasattr(module, name)]
 
+    def with_seed(self, seed: int) -> "Recipe":
+        """Give this recipe another seed."""
+        config, overrides = deepcopy(self.config), [*self.made.overrides, f"debug.seed={seed}"]
+        config.debug.seed = seed
+        made = self.made.model_copy(update={"overrides": overrides})
+        return replace(self, config=config, made=made)
+
     @cached_property
     def digest(self) -> str:
         """Digest of the keys of a run, but for how long it is."""
@@ -113,7 +121,6 @@ def load(
     name: str,
     overlays: Sequence[str] = (),
     overrides: Sequence[str] = (),
-    seed: int | str | None = None,
 ) -> Recipe:
     """Resolve and validate a recipe.
 
@@ -121,14 +128,11 @@ def load(
         name: a recipe's name, or the path of a .yaml file; one outside `recipes/` needs no `base`.
         overlays: names, applied in this order.
         overrides: `key.path=value` each, the value read as YAML.
-        seed: short for the override debug.seed.
 
     Raises:
         InputError: if a file cannot be read; else listing every wrong key; else listing keys that
             contradict each other.
     """
-    if seed is not None:
-        overrides = [*overrides, f"debug.seed={seed}"]
     is_path = name.endswith(".yaml")
     path = Path(name).absolute() if is_path else find("recipe", name, yaml_files(RECIPES))
     head, keys = _read(path, RECIPES)

@@ -82,7 +82,7 @@ def test_later_layers_win_and_numbers_need_no_point(write, caplog):
     write("foo", "base: baseline\noptimizer: {lr: 3e-4, eps: 1E-9}\ntraining.steps: 12")
     write("overlays/short", "training: {steps: 30, seq_len: 64, max_norm: .inf}")
     overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "training.dataset_path="]
-    config = load("foo", ["cpu", "short"], overrides, seed=3).config
+    config = load("foo", ["cpu", "short"], overrides).with_seed(3).config
     training, optimizer = config.training, config.optimizer
     assert (training.steps, training.seq_len, training.local_batch_size) == (7, 64, 4)
     assert (optimizer.lr, optimizer.eps, training.max_norm) == (0.9, 1e-9, float("inf"))

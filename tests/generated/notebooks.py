@@ -41,7 +41,9 @@ def execute(name: str) -> nbformat.NotebookNode:
         cell["id"] = f"{name}-{number}"
         cell.metadata = {}
     where = {"metadata": {"path": source.parent}}
-    client = NotebookClient(notebook, timeout=120, record_timing=False, resources=where)
+    client = NotebookClient(
+        notebook, timeout=120, record_timing=False, coalesce_streams=True, resources=where
+    )
     try:
         client.execute(env={"RUNS": KEPT} | os.environ)
     except CellExecutionError as error:
