@@ -18,6 +18,6 @@ The way of `make study` to the first step of an optimizer, each file where it is
       jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
       training/attempt.py            the run from here to its end: its folder, its training
-      training/trainer.py            `Trainer.train_step`, with checkpoint.py, metrics.py, proof.py
-                                     and models/optimizer.py; forward and backward are torchtitan's
+      training/trainer.py            `Trainer.train_step`, with checkpoint.py, metrics.py and
+                                     proof.py; forward and backward are torchtitan's
 """

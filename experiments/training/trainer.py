@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from models import device  # before anything of torchtitan: see there  # isort: skip
 import torchtitan.train as titan
@@ -29,7 +31,7 @@ from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
-from models import float8, optimizer
+from models import float8
 from models.architectures import architecture, parallelize
 from models.device import local
 
@@ -49,6 +51,22 @@ class Diverged(RuntimeError):
 def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
     """Combine the values of the processes of a run: of one, they are as they are."""
     return values
+
+
+def clip(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale the gradients down to a norm of `max_norm`, as torch does; an infinite one costs
+    nothing.
+
+    Returns the norm before, all ranks' shards included: a scalar. A norm that is not finite changes
+    no gradient: scaling by it would make NaN of those that are finite, and hide where the others
+    come from.
+    """
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    if isinstance(norm, DTensor):
+        norm = norm.full_tensor()
+    if math.isfinite(max_norm):
+        clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)
+    return norm
 
 
 class Trainer(titan.Trainer):
@@ -180,7 +198,7 @@ class Trainer(titan.Trainer):
                 losses.append(loss.detach())
 
             parameters = list(self.model_parts[0].parameters())
-            norm = optimizer.clip(parameters, config.training.max_norm)
+            norm = clip(parameters, config.training.max_norm)
             read_norm = device.read_later(norm)
             self.checkpointer.maybe_wait_for_staging()
             with self.proof.movement() if first else nullcontext():
