@@ -57,14 +57,14 @@ class Study:
 def read_study(*paths: Path) -> Study:
     """Read all runs at or below some folders. Raises `StudyError` if they cannot be compared."""
     folders = set()
-    files = []
+    files = set()
     for path in paths:
         folders |= {manifest.parent for manifest in path.rglob(MANIFEST)}
-        files += path.rglob(STUDY_FILE)
+        files |= set(path.rglob(STUDY_FILE))
     runs = []
     problems = []
     for path in sorted(folders):
-        if path.name.startswith("attempt"):
+        if (path.parent / MANIFEST).exists():
             continue  # an earlier attempt, which belongs to the run above it
         try:
             runs.append(read_run(path))
@@ -75,7 +75,7 @@ def read_study(*paths: Path) -> Study:
     if not any(run.manifest for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
     # Scattered runs have no study.yaml, or several.
-    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
+    file = read_study_file(*files) if len(files) == 1 else StudyFile()
     recorded = {run.name for run in runs}
     for recipe, seed in product(file.recipes, file.seeds):
         if f"{recipe}/seed{seed}" not in recorded:
@@ -100,7 +100,7 @@ def check_one_training(runs: list[Run]) -> None:
     a run is there twice."""
     found = {}
     for run in runs:
-        facts = {key: run.facts[key] for key in ONE_TRAINING if key in run.facts}
+        facts = {key: run.facts.get(key) for key in ONE_TRAINING}
         rates = run.steps["lr"].dropna().map("{:.4g}".format)
         facts |= rates.rename("the learning rate of step {}".format).to_dict()
         facts[f"the folder of {run.name}"] = run.path

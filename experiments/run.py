@@ -2,7 +2,7 @@
 
     python -m experiments.run NAME [--overlay O]… [--seed K] [--out DIR] [key.path=value …]
     python -m experiments.run DIR        goes on with the run of this folder, by its recipe.yaml;
-                                         training.steps=N makes it longer
+                                         training.steps=N makes an unfinished one longer
 
 Started again on the same folder, an interrupted run goes on from its last checkpoint; without
 checkpoints, as in base.yaml, it begins again.

@@ -77,9 +77,10 @@ class Recipe:
         """
         found = self.hooks(name)
         if len(found) > 1:
+            theirs = [each for each, module in self.extensions.items() if hasattr(module, name)]
             raise InputError(
-                f"{' and '.join(self.extensions)} do not go together, as more than one has its own "
-                f"`{name}`: leave out one of these sections"
+                f"{' and '.join(theirs)} do not go together, as each has its own `{name}`: leave "
+                "out one of these sections"
             )
         return found[0] if found else default
 

@@ -221,11 +221,10 @@ def binding(gpu: str | None) -> list[str]:
     """
     # A Grace Hopper lists each GPU's own memory as a node without cores
     cpus = [cores for cores in NODES.glob("node*/cpulist") if cores.read_text().strip()]
-    there = gpus()
-    if gpu is None or platform.machine() != "aarch64" or len(cpus) != len(there):
+    numbered = gpu is not None and gpu.isdecimal()
+    if not numbered or platform.machine() != "aarch64" or len(cpus) != len(gpus()):
         return []
-    node = there.index(gpu)
-    command = ["numactl", f"--cpunodebind={node}", f"--membind={node}"]
+    command = ["numactl", f"--cpunodebind={gpu}", f"--membind={gpu}"]
     # A container may lack numactl or forbid any choice: then nothing starts with it
     if not shutil.which("numactl"):
         return []

@@ -141,7 +141,8 @@ class Git(Record):
     """The code: null outside a git checkout."""
 
     commit: str | None
-    # Digest of the diff to the commit, which the environment file holds; null without changes
+    # Digest of the diff to the commit, which the environment file holds; null without changes. New
+    # files that git does not know are in neither
     changes: str | None
 
 

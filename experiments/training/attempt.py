@@ -41,6 +41,7 @@ from experiments.training.trainer import Diverged, Trainer
 from models import device
 from models.errors import InputError
 
+FAILURES = (Exception, CheckpointException, KeyboardInterrupt)  # two are BaseExceptions
 # Triton may be installed under another name
 _DECISIVE = ("torch", "torchao", "torchtitan", "triton")
 # The manifest last: a start that is killed while it moves them is repeated
@@ -96,7 +97,7 @@ def train(
     try:
         trainer = Trainer(plan, stop, out if directory else None)
         trainer.train(after)
-    except (Exception, CheckpointException, KeyboardInterrupt) as error:  # two are BaseExceptions
+    except FAILURES as error:
         end = _end(error, stop)
     if trainer and directory:
         with only_logged("could not note what a reader should know"):
@@ -139,7 +140,7 @@ def only_logged(sentence: str):
     """Only log a failure within: it comes after the reason why the run ended."""
     try:
         yield
-    except (Exception, CheckpointException):
+    except FAILURES:
         logging.warning(sentence, exc_info=True)
 
 

@@ -17,6 +17,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from time import time
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
@@ -83,7 +84,7 @@ def _found(folder: Path) -> dict[int, Path]:
 def _set_aside(path: Path, damage: str) -> str:
     aside = path.parent.with_name(ASIDE)
     aside.mkdir(exist_ok=True)
-    place = aside / f"{path.name}-{len(list(aside.iterdir()))}"
+    place = aside / f"{path.name}-{time():.0f}"
     path.rename(place)
     return f"{path} is damaged ({damage}): moved to {place}, and not loaded"
 

@@ -67,11 +67,12 @@ def check_here(plan: Plan) -> list[Finding]:
 def check_driver() -> None:
     """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
 
-    An empty CUDA_VISIBLE_DEVICES asks for that.
+    An empty CUDA_VISIBLE_DEVICES asks for that, and -1.
     """
-    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
-    [gpu] = nvidia_smi("name")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0"
+    [gpu] = nvidia_smi("name", visible.split(",")[0])
     if gpu or glob(DEVICE_FILES):
         raise InputError(
             f"there is {gpu or 'a GPU'} here, which torch {torch.__version__} cannot use: install "
@@ -155,8 +156,11 @@ def free_bytes() -> int:
 
 def hardware() -> dict:
     """Describe the machine for a manifest: clock in MHz, power in W, unknown values None."""
-    query = "driver_version,uuid,clocks.max.sm,power.limit"
-    driver, uuid, clock, power = nvidia_smi(query) if device.TYPE == "cuda" else [None] * 4
+    uuid, said = None, [None] * 3
+    if device.TYPE == "cuda":  # whose numbers of GPUs are not always nvidia-smi's
+        uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        said = nvidia_smi("driver_version,clocks.max.sm,power.limit", uuid)
+    driver, clock, power = said
     return {
         "type": device.TYPE,
         "name": device.name(),
@@ -173,12 +177,8 @@ def hardware() -> dict:
     }
 
 
-def nvidia_smi(query: str) -> list[str | None]:
-    """Ask nvidia-smi for fields of the first visible GPU; None for what it does not say.
-
-    nvidia-smi itself ignores CUDA_VISIBLE_DEVICES.
-    """
-    gpu = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").split(",")[0]
+def nvidia_smi(query: str, gpu: str) -> list[str | None]:
+    """Ask nvidia-smi for fields of a GPU, by its number or UUID; None for what it does not say."""
     command = f"nvidia-smi --query-gpu={query} --id={gpu} --format=csv,noheader,nounits".split()
     quiet = {"stderr": subprocess.DEVNULL, "text": True, "errors": "replace"}
     try:

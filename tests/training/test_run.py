@@ -71,13 +71,13 @@ def test_memory_is_compared_with_the_machines(gib, remark, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("echo 580.65.06, GPU-1, [N/A], 700", ["580.65.06", "GPU-1", None, "700"]),
-        ("echo Failed to initialize NVML; exit 18", [None] * 4),
+        ('[ $2 = --id=GPU-1 ] && echo "580.65.06, [N/A], 700"', ["580.65.06", None, "700"]),
+        ("echo Failed to initialize NVML; exit 18", [None] * 3),
     ],
 )
 def test_a_gpu_is_described_by_what_nvidia_smi_knows(line, said, program):
     program("nvidia-smi", line)
-    assert machine.nvidia_smi("driver_version,uuid,clocks.max.sm,power.limit") == said
+    assert machine.nvidia_smi("driver_version,clocks.max.sm,power.limit", "GPU-1") == said
     assert machine.number("Unknown Error") is None and machine.number("700.5") == 700.5
 
 
