@@ -53,8 +53,8 @@ class BreakEven:
 def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     """Find where the difference of the mean wall times of two recipes changes its sign for good.
 
-    Wall times are measured within the runs, on straight lines between log windows. After their end
-    each step is the mean steady step, if the ratio of speeds is certain. The interval holds the
+    Wall times are measured within the runs, on straight lines between log intervals. After their
+    end each step is the mean steady step, if the ratio of speeds is certain. The interval holds the
     steps at which a t-test over the runs does not reject equal wall times.
     """
     warm = [{run.facts.get("compile_cache") == "warm" for run in runs} for runs in (own, others)]

@@ -117,12 +117,12 @@ def is_fp8(recipe: str, runs: list[Run]) -> bool:
 
 
 def choose_reference(study: Study, fp8: list[str]) -> str:
-    """Choose the study's baseline, but compiled bf16 in place of eager bf16 where FP8 is compiled:
+    """Choose the study's reference, but compiled bf16 in place of eager bf16 where FP8 is compiled:
     anything else would be unfair."""
     fair = study.started(COMPILED) or any(
         run.facts.get("compiled") for run in study.runs if run.recipe in fp8
     )
-    return COMPILED if fair and study.file.baseline == BASELINE else study.file.baseline
+    return COMPILED if fair and study.file.reference == BASELINE else study.file.reference
 
 
 def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:

@@ -21,13 +21,13 @@ from experiments.records.run import (
     PROOF,
     RECIPE,
     TIMING,
+    LogInterval,
     Manifest,
     Proof,
     RecordError,
     Stretch,
     Timing,
-    Window,
-    read_windows,
+    read_log,
 )
 
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
@@ -52,7 +52,7 @@ class Run:
         steps: a row a step. `process`: the number of the attempt; `steady`: the step counts for a
             rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for data; `useful`:
             tokens without padding; `memory`: bytes. `lr` and `elapsed` are known at the end of each
-            log window. `elapsed` counts all attempts, their starts included.
+            log interval. `elapsed` counts all attempts, their starts included.
         timings: of each attempt that finished its first step.
     """
 
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def clock(self) -> pd.Series:
-        """Wall time at the end of each log window, by step."""
+        """Wall time at the end of each log interval, by step."""
         return self.steps["elapsed"].dropna()
 
     @property
@@ -121,7 +121,7 @@ def read_run(path: Path) -> Run:
     folders = [*attempts, path]
     manifests = [Manifest.read(folder / MANIFEST) for folder in folders]
     earlier = [ending(each) for each in manifests[:-1]]
-    logs = [read_windows(folder / METRICS) for folder in folders]
+    logs = [read_log(folder / METRICS) for folder in folders]
     timings = [Timing.read_if_there(folder / TIMING) for folder in folders]
     proof = Proof.read_if_there(path / PROOF)
     run = Run(
@@ -153,7 +153,7 @@ def read_run(path: Path) -> Run:
     return run
 
 
-def span(manifest: Manifest, log: list[Window]) -> tuple[datetime, datetime]:
+def span(manifest: Manifest, log: list[LogInterval]) -> tuple[datetime, datetime]:
     """Find when an attempt ran; one that was killed, to the end of its log."""
     logged = timedelta(seconds=log[-1].elapsed_s if log else 0)
     return manifest.start, manifest.end or manifest.start + logged
@@ -198,21 +198,21 @@ def flat(sections: dict) -> dict[str, Any]:
 # ---- steps ----
 
 
-def steps_table(logs: list[list[Window]], stretches: dict[str, Stretch]) -> pd.DataFrame:
+def steps_table(logs: list[list[LogInterval]], stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
     logged = pd.Series(logs, dtype=object).explode().dropna()  # indexed by attempt
-    windows = pd.DataFrame(map(vars, logged), columns=[*Window.model_fields])
-    windows["process"] = logged.index
-    # A log begins with the windows that it took over from the attempt before.
-    windows = windows.drop_duplicates(["step", "elapsed_s"])
-    took_s = windows.groupby("process")["elapsed_s"].max()  # the clock of each process begins at 0
-    windows["elapsed"] = windows["elapsed_s"] + windows["process"].map(took_s.cumsum() - took_s)
+    log = pd.DataFrame(map(vars, logged), columns=[*LogInterval.model_fields])
+    log["process"] = logged.index
+    # A log begins with the intervals that it took over from the attempt before.
+    log = log.drop_duplicates(["step", "elapsed_s"])
+    took_s = log.groupby("process")["elapsed_s"].max()  # the clock of each process begins at 0
+    log["elapsed"] = log["elapsed_s"] + log["process"].map(took_s.cumsum() - took_s)
 
-    mean_s = windows["step_s"].map(fmean)
-    windows["tokens"] = windows["tokens_per_s"] * mean_s
-    windows["useful"] = windows["valid_tokens_per_s"] * mean_s
-    steps = windows.explode(["losses", "step_s", "data_wait_s"])
-    to_come = steps.groupby(level=0).cumcount(ascending=False)  # steps of the window
+    mean_s = log["step_s"].map(fmean)
+    log["tokens"] = log["tokens_per_s"] * mean_s
+    log["useful"] = log["valid_tokens_per_s"] * mean_s
+    steps = log.explode(["losses", "step_s", "data_wait_s"])
+    to_come = steps.groupby(level=0).cumcount(ascending=False)  # steps of the interval
     steps["step"] -= to_come
     steps.loc[to_come > 0, ["lr", "elapsed"]] = math.nan
     listed = steps[["step", "not_steady"]].to_numpy()

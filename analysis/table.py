@@ -30,8 +30,8 @@ HOW_TO_READ = (
     "time_to_first_step_s: from process start to the end of step 1. wall_s: of all processes of a "
     "run.",
     f"The same loss: within {TOLERANCE:.2%} of the reference's, as DeepSeek-V3 reports for FP8 "
-    "(arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556) this is "
-    f"worth {EQUIVALENT_COMPUTE:.0%} of the compute of a compute-optimal model of 8.05 B "
+    "(arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556) the "
+    f"equivalent compute is {EQUIVALENT_COMPUTE:.0%} of that of a compute-optimal model of 8.05 B "
     "parameters.",
 )
 

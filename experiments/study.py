@@ -45,7 +45,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.runner import Run, run_all
+from experiments.jobs.runner import Job, run_all
 from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, RecordError, Seed, last_step
 from models.errors import InputError
@@ -66,7 +66,7 @@ class Study(BaseModel):
 
     description: str
     recipes: list[str] = Field(min_length=1)
-    baseline: str
+    reference: str
     seeds: list[Seed] = Field(min_length=1)
     overlays: list[str]
     overrides: list[str] = []
@@ -151,7 +151,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     if study.overlays == [AUTO]:
         from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
 
-        study.overlays, why = choose_size(study.baseline, study.overrides)
+        study.overlays, why = choose_size(study.reference, study.overrides)
         print(f"Size: {why}; --overlay chooses another.")
     if (out / STUDY_FILE).exists():
         started = read(out / STUDY_FILE)
@@ -181,7 +181,7 @@ def load(names: list[str]) -> Study:
     return Study(
         description=", ".join(names),
         recipes=names,
-        baseline=next(name for name in by_preference if name in names),
+        reference=next(name for name in by_preference if name in names),
         seeds=[0],
         overlays=[AUTO],
     )
@@ -194,8 +194,8 @@ def read(path: Path, kind: type[Study] = Study) -> Study:
     known = yaml_files(recipes.RECIPES)
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
-    its_own, origin = dict.fromkeys(study.recipes), f"{keys['baseline'].origin}: baseline: "
-    find("recipe of this study", study.baseline, its_own, origin)
+    its_own, origin = dict.fromkeys(study.recipes), f"{keys['reference'].origin}: reference: "
+    find("recipe of this study", study.reference, its_own, origin)
     return study
 
 
@@ -226,7 +226,7 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     return plans
 
 
-def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run]:
+def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job]:
     """List the runs that are not complete; print the folders of the others, and what is to do.
 
     Raises `InputError` for a folder with an unfinished run of another recipe.
@@ -242,7 +242,7 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Run
         recipes.check_recipe(folder, recipe)
         text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)
-        runs.append(Run(title, folder, text, steps, plan.world_size, before))
+        runs.append(Job(title, folder, text, steps, plan.world_size, before))
     print(f"Runs to make: {len(runs)}, into {out}")
     return runs
 

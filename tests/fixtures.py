@@ -20,7 +20,7 @@ from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
 from experiments.corpus.rows import open_data
 from experiments.jobs.command import Stop, code_of
-from experiments.records.run import METRICS, Window, read_windows
+from experiments.records.run import METRICS, LogInterval, read_log
 from experiments.run import main
 from experiments.training.attempt import be_alone
 from experiments.training.plan import plan
@@ -71,9 +71,9 @@ def flavors(monkeypatch):
 
 @pytest.fixture
 def train(tmp_path, flavors):
-    """Trains the first steps of a config in this process; gives the trainer and its log windows."""
+    """Trains the first steps of a config in this process; gives the trainer and its log."""
 
-    def steps(config, count=1, recipe=None) -> tuple[Trainer, list[Window]]:
+    def steps(config, count=1, recipe=None) -> tuple[Trainer, list[LogInterval]]:
         folder = Path(mkdtemp(dir=tmp_path))
         config.job.dump_folder = str(folder)
         be_alone()
@@ -83,7 +83,7 @@ def train(tmp_path, flavors):
         for trainer.step in range(1, count + 1):
             trainer.train_step(batches)
         trainer.close()
-        return trainer, read_windows(folder / METRICS)
+        return trainer, read_log(folder / METRICS)
 
     return steps
 

@@ -46,7 +46,7 @@ def write_run(
         earlier: attempts before it: step of the last checkpoint, last step, status.
         twice: the lines of its log from one number to another are there twice.
         lose: names of records that are lost.
-        log: what `windows` is given besides.
+        log: what `intervals` is given besides.
         settings: what is different in its resolved recipe.
         facts: what is different in its other records, as `records` takes it.
     """
@@ -59,7 +59,7 @@ def write_run(
     first = 1
     for number, (saved, last, status) in enumerate(attempts, 1):
         own = slice(first - 1, last)
-        lines += windows(seconds[own], losses[own], first, warm_up, **log or {})
+        lines += intervals(seconds[own], losses[own], first, warm_up, **log or {})
         ended = begin + lines[-1]["elapsed_s"] + 5
         manifest |= {"attempt": number, "status": status, "start": stamp(begin)}
         manifest["end"] = None if status == "running" else stamp(ended)
@@ -77,7 +77,7 @@ def write_run(
     return ended
 
 
-def windows(
+def intervals(
     seconds,
     losses,
     first=1,

@@ -21,7 +21,7 @@ print(*answer(comparison), *limits(comparison), sep="\n")
 recipe_table(comparison)
 
 # %% [markdown]
-# ## When it pays
+# ## The break-even step
 #
 # FP8 compiles longer than bf16. Wall time with the first step (compile) shows whether FP8 has made
 # up for that:

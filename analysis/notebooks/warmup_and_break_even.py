@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Is FP8 worth it for a run of N steps?
+# # From which step on does FP8 save time?
 #
-# Compilation comes first and pays back later. The published study left the first step out of its
-# figure. It concluded that with the first step FP8 brings no benefit. That depends on how long the
-# run is.
+# Compilation takes time first and saves time later. The published study left the first step out of
+# its figure. It concluded that with the first step FP8 brings no benefit. That depends on how long
+# the run is.
 #
 # This notebook shows the newest study under `runs/`, or the kept one under `results/`. For another:
 # `RUNS=folder make lab`.

@@ -1,7 +1,8 @@
 """Start runs as processes, as many at once as there are GPUs, and watch them.
 
 Each run of a study compiles in empty cache folders of its own, which are removed after it:
-otherwise the first run would pay for what later runs compile, and their warm-ups would not compare.
+otherwise the first run would pay for what later runs compile, and their times to the first step
+would not compare.
 """
 
 import itertools
@@ -28,7 +29,7 @@ from experiments.jobs.command import (
     Stop,
 )
 from experiments.records.files import write_whole
-from experiments.records.run import LOG, RECIPE, last_step, last_window
+from experiments.records.run import LOG, RECIPE, last_interval, last_step
 
 # Variables of cache folders, but for those that the user has set. This is looked at before torch is
 # imported, which sets one by itself.
@@ -46,7 +47,7 @@ ENDS = {
 
 
 @dataclass(eq=False)
-class Run:
+class Job:
     """A run of a study, from its turn to its end."""
 
     title: str
@@ -119,11 +120,11 @@ class Run:
 
     def show(self, left_s: float) -> None:
         """Say how far the run is, and how many seconds are left for all of them."""
-        window = last_window(self.directory)
-        if window:
+        interval = last_interval(self.directory)
+        if interval:
             self.say(
-                f"step {window.step}/{self.steps}  loss {window.loss or math.nan:.3f}  "
-                f"{window.tokens_per_s:,.0f} tokens/s  "
+                f"step {interval.step}/{self.steps}  loss {interval.loss or math.nan:.3f}  "
+                f"{interval.tokens_per_s:,.0f} tokens/s  "
                 f"all runs: {timedelta(seconds=round(left_s))} left"
             )
 
@@ -131,7 +132,7 @@ class Run:
         print(f"{datetime.now():%H:%M:%S} {self.title}: {event}")
 
 
-def run_all(runs: list[Run], stop: Stop) -> None:
+def run_all(runs: list[Job], stop: Stop) -> None:
     """Start runs and wait for them, as many at once as there are GPUs.
 
     A request to `stop` is passed on to the runs, and no other is started. No run takes more GPUs
@@ -147,7 +148,7 @@ def run_all(runs: list[Run], stop: Stop) -> None:
         stop.deferred = False
 
 
-def _work(runs: list[Run], stop: Stop) -> None:
+def _work(runs: list[Job], stop: Stop) -> None:
     """Start runs as GPUs become free, pass a request to stop on, and say how runs get on and
     end."""
     waiting, running, asked, kill_at = list(runs), [], False, math.inf
@@ -176,7 +177,7 @@ def _work(runs: list[Run], stop: Stop) -> None:
             _send(running, signal.SIGINT)
 
 
-def _start_next(waiting: list[Run], running: list[Run]) -> None:
+def _start_next(waiting: list[Job], running: list[Job]) -> None:
     """Move runs from `waiting` to `running`, as far as there are free GPUs."""
     there = gpus()
     while waiting:
@@ -191,7 +192,7 @@ def _start_next(waiting: list[Run], running: list[Run]) -> None:
             running.append(run)
 
 
-def _send(runs: list[Run], request: signal.Signals) -> None:
+def _send(runs: list[Job], request: signal.Signals) -> None:
     for run in runs:
         if run.process:
             run.process.send_signal(request)

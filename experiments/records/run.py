@@ -5,7 +5,7 @@ directory. A study's folder has `study.yaml`, what the study was started with.
 
     recipe.yaml         fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
     manifest.json       `Manifest`: code, versions, machine, command; the status, which the end sets
-    metrics.jsonl       a `Window` a line; after kill -9 its last line may be torn
+    metrics.jsonl       a `LogInterval` a line; after kill -9 its last line may be torn
     timing.json         `Timing`: where the time to the end of the first step went
     proof.json          `Proof`: what ran in FP8
     environment-*.json  `Environment`: all packages and the diff to the commit, once a study
@@ -62,7 +62,7 @@ class StudyFile(BaseModel):
 
     recipes: list[str] = []
     seeds: list[Seed] = []
-    baseline: str = "baseline"
+    reference: str = "baseline"
 
 
 class RecordError(ValueError):
@@ -205,16 +205,16 @@ class Environment(Record):
 # ---- metrics.jsonl ----
 
 
-class Window(Record):
-    """A log window: a line of metrics.jsonl."""
+class LogInterval(Record):
+    """A log interval: a line of metrics.jsonl."""
 
-    step: AtLeast1  # the last of the window
+    step: AtLeast1  # the last of the interval
     elapsed_s: Positive  # wall time since the process started
-    loss: Loss  # mean over the window
+    loss: Loss  # mean over the interval
     losses: list[Loss]  # of each step
     grad_norm: float | None  # of the last step, before clipping; null where it was not finite
     lr: float  # of the last step
-    tokens_per_s: Positive  # over all steps of the window, padding included
+    tokens_per_s: Positive  # over all steps of the interval, padding included
     valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
     # Duration of each step, from the end of the step before: with what that one's end took, as a
     # checkpoint or a trace
@@ -234,7 +234,7 @@ class Window(Record):
     fp8_ranges: dict[str, float | None] = {}
 
     @model_validator(mode="after")
-    def _one_value_a_step(self) -> "Window":
+    def _one_value_a_step(self) -> "LogInterval":
         steps = len(self.step_s)
         if not 0 < steps == len(self.losses) == len(self.data_wait_s) <= self.step:
             raise ValueError("step_s, losses and data_wait_s have a value for each step")
@@ -242,7 +242,7 @@ class Window(Record):
 
     @property
     def line(self) -> str:
-        """This window as a line of metrics.jsonl."""
+        """This interval as a line of metrics.jsonl."""
         return self.model_dump_json(exclude_defaults=True) + "\n"
 
     def append_to(self, path: Path) -> None:
@@ -252,30 +252,30 @@ class Window(Record):
             file.write(self.line)
 
 
-def read_windows(path: Path) -> list[Window]:
-    """Read metrics.jsonl: no windows if it is missing, without a torn last line. Raises
+def read_log(path: Path) -> list[LogInterval]:
+    """Read metrics.jsonl: no intervals if it is missing, without a torn last line. Raises
     `RecordError`."""
     content = path.read_bytes() if path.exists() else b""
     lines = content.split(b"\n")[:-1]
-    windows = [Window.parse(line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
-    steps = [window.step for window in windows]
+    intervals = [LogInterval.parse(line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
+    steps = [interval.step for interval in intervals]
     if steps != sorted(set(steps)):
         raise RecordError(f"{path}: step: the steps of its lines do not ascend")
-    return windows
+    return intervals
 
 
-def last_window(folder: Path) -> Window | None:
+def last_interval(folder: Path) -> LogInterval | None:
     """Read the newest whole line of a run's metrics.jsonl; None before the first one."""
     with suppress(OSError, ValueError, IndexError):
         line = (folder / METRICS).read_bytes().rsplit(b"\n", 2)[-2]
-        return Window.model_validate_json(line)
+        return LogInterval.model_validate_json(line)
     return None
 
 
 def last_step(folder: Path) -> int:
     """Read the last step on record; 0 before the first one."""
-    window = last_window(folder)
-    return window.step if window else 0
+    interval = last_interval(folder)
+    return interval.step if interval else 0
 
 
 # ---- timing.json ----
@@ -283,7 +283,7 @@ def last_step(folder: Path) -> int:
 
 class Timing(Record):
     time_to_first_step_s: Positive  # from process start to the end of the first step
-    startup: dict[str, float]  # its parts
+    startup: dict[str, float]  # its breakdown
     compile_cache: Literal["cold", "warm", "none"]
 
 

@@ -185,16 +185,16 @@ class RunDirectory:
         return attempt + 1 if aside.exists() else attempt
 
     def _take_over(self, attempts: int) -> None:
-        """Copy what earlier attempts recorded up to the checkpoint: the windows, and the proof.
+        """Copy what earlier attempts recorded up to the checkpoint: the intervals, and the proof.
 
         An attempt that trains far enough writes a proof of its own.
         """
         for attempt in range(attempts, 0, -1):
             earlier = self.path / records.ATTEMPT.format(attempt)
-            windows = records.read_windows(earlier / records.METRICS)
-            taken = [window for window in windows if window.step <= self.step]
+            intervals = records.read_log(earlier / records.METRICS)
+            taken = [interval for interval in intervals if interval.step <= self.step]
             if taken:  # an attempt that died before its first step has none
-                lines = [window.line for window in taken]
+                lines = [interval.line for interval in taken]
                 write_whole(self.path / records.METRICS, "".join(lines))
                 if (earlier / records.PROOF).exists():
                     shutil.copy(earlier / records.PROOF, self.path)
@@ -222,7 +222,7 @@ def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
     try:
         earlier = records.Manifest.read_if_there(path / records.MANIFEST)
         for folder in (path, *path.glob(records.ATTEMPT.format("*"))):
-            records.read_windows(folder / records.METRICS)
+            records.read_log(folder / records.METRICS)
     except records.RecordError as error:
         mend = "move it away to go on with the run, or choose another --out"
         raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None

@@ -1,4 +1,4 @@
-"""Measure a run: the parts of its start, its log windows, and traces of its steps."""
+"""Measure a run: the breakdown of its start, its log intervals, and traces of its steps."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from torch._dynamo.utils import calculate_time_spent, counters
 from torch.profiler import ProfilerAction, profile, schedule
 from torchtitan.components.metrics import MetricsProcessor
 
-from experiments.records.run import METRICS, Timing, Window
+from experiments.records.run import METRICS, LogInterval, Timing
 from experiments.training.plan import Plan
 from models import device
 
@@ -40,7 +40,7 @@ def compile_cache() -> str:
 
 
 def seconds_since_process_start() -> float:
-    """Wall seconds since the kernel started this process, to 10 ms: imports count as warm-up."""
+    """Wall seconds since the kernel started this process, to 10 ms: imports count."""
     start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
 
@@ -49,21 +49,21 @@ class Timeline:
     """Seconds of each part of the start, in the order in which parts were first marked."""
 
     def __init__(self):
-        self.parts: dict[str, float] = {}
+        self.breakdown: dict[str, float] = {}
 
     def mark(self, part: str) -> None:
         """Count the time since the last mark for a part."""
-        since_last = seconds_since_process_start() - sum(self.parts.values())
-        self.parts[part] = self.parts.get(part, 0.0) + since_last
+        since_last = seconds_since_process_start() - sum(self.breakdown.values())
+        self.breakdown[part] = self.breakdown.get(part, 0.0) + since_last
 
     def end_first_step(self) -> Timing:
         """Count what torch.compile took of the first step as a part of its own; return all."""
         self.mark("first_step")
-        self.parts["compile"] = compiled_s()
-        self.parts["first_step"] -= self.parts["compile"]
+        self.breakdown["compile"] = compiled_s()
+        self.breakdown["first_step"] -= self.breakdown["compile"]
         return Timing(
-            time_to_first_step_s=sum(self.parts.values()),
-            startup=dict(self.parts),
+            time_to_first_step_s=sum(self.breakdown.values()),
+            startup=dict(self.breakdown),
             compile_cache=compile_cache(),
         )
 
@@ -71,23 +71,23 @@ class Timeline:
 TIMELINE = Timeline()
 
 
-# ---- log windows ----
+# ---- log intervals ----
 
 
 class Meter:
-    """Collects the steps of a log window, and records it."""
+    """Collects the steps of a log interval, and records it."""
 
     def __init__(
         self, plan: Plan, processor: MetricsProcessor, combine: Callable, folder: Path | None
     ):
-        """Begin a window now. `processor` is torchtitan's, with the waits for micro-batches;
+        """Begin an interval now. `processor` is torchtitan's, with the waits for micro-batches;
         `combine` adds up values of a run's processes; `folder` is that of the records."""
         self.plan, self.processor, self.combine, self.folder = plan, processor, combine, folder
         self._empty()
         self.stopwatch = device.Stopwatch()  # a lap is a step
 
     def _empty(self) -> None:
-        """Forget the steps of the last window."""
+        """Forget the steps of the last interval."""
         self.losses: list[torch.Tensor] = []  # this process's part of each step's, on the device
         self.valid_tokens = 0.0  # of the run
         self.not_steady: list[int] = []
@@ -100,15 +100,15 @@ class Meter:
         if not steady:
             self.not_steady.append(step)
 
-    def close(self, step: int, grad_norm: float, lr: float, in_fp8: float) -> Window:
-        """Record the window that `step` ends; `in_fp8` are FLOPs of a token."""
+    def close(self, step: int, grad_norm: float, lr: float, in_fp8: float) -> LogInterval:
+        """Record the interval that `step` ends; `in_fp8` are FLOPs of a token."""
         losses = self.combine(torch.stack(self.losses))
         step_s = self.stopwatch.read()
         waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
         memory = self.processor.device_memory_monitor.get_peak_stats()
         seconds = sum(step_s)
         tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device
-        window = Window(
+        interval = LogInterval(
             step=step,
             elapsed_s=round(seconds_since_process_start(), 3),
             loss=finite(losses.mean().item()),
@@ -124,9 +124,9 @@ class Meter:
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )
         if self.folder:
-            window.append_to(self.folder / METRICS)
+            interval.append_to(self.folder / METRICS)
         self._empty()
-        return window
+        return interval
 
 
 def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, float | None]:

@@ -212,7 +212,7 @@ def check_orphans(config, orphans: list[str]) -> None:
 # ---- a profiled step ----
 
 
-class Matmul(NamedTuple):
+class Gemm(NamedTuple):
     """A matmul of a profiled step."""
 
     operator: str
@@ -228,7 +228,7 @@ class Matmul(NamedTuple):
         return "_scaled_mm" in self.operator
 
 
-def find_matmuls(events: Iterable) -> list[Matmul]:
+def find_matmuls(events: Iterable) -> list[Gemm]:
     """List the matmuls of a profile with shapes; without attention's.
 
     What torch.compile calls while it compiles, to trace or to try kernels, is left out: a phase of
@@ -237,7 +237,7 @@ def find_matmuls(events: Iterable) -> list[Matmul]:
     return _find(event for event in events if event.cpu_parent is None)
 
 
-def _find(events: Iterable) -> list[Matmul]:
+def _find(events: Iterable) -> list[Gemm]:
     """List the matmuls that operators are or call.
 
     Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm: the latter counts.
@@ -254,7 +254,7 @@ def _find(events: Iterable) -> list[Matmul]:
     return found
 
 
-def _matmul(event) -> Matmul:
+def _matmul(event) -> Gemm:
     name, shapes, template = event.name, event.input_shapes, _TEMPLATE.match(event.name)
     if template:  # two operands come first, each perhaps transposed, and the output last
         name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
@@ -267,7 +267,7 @@ def _matmul(event) -> Matmul:
         # A grouped matmul has the rows of all groups in its left operand.
         m, k, n = math.prod(left[:-1]), left[-1], right[-1]
     column = any(len(each) == 2 and each[1] == 1 < each[0] for each in shapes)
-    return Matmul(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
+    return Gemm(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
 
 
 def find_attention(events: Iterable) -> str | None:
@@ -276,7 +276,7 @@ def find_attention(events: Iterable) -> str | None:
     return ", ".join(sorted({match[1] for match in found if match})) or None
 
 
-def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
+def flops_by_operator(matmuls: Iterable[Gemm]) -> dict[str, int]:
     """Add up the FLOPs of matmuls."""
     flops = Counter()
     for matmul in matmuls:
@@ -284,7 +284,7 @@ def flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
     return dict(flops)
 
 
-def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Matmul]) -> list[str]:
+def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Gemm]) -> list[str]:
     """Name the shapes with too few or too many FP8 matmuls in a step.
 
     A converted layer of `in` and `out` features multiplies, for each pass over `tokens`:

@@ -172,7 +172,7 @@ class Trainer(titan.Trainer):
         raise Interrupted(self._stop_code, why)
 
     def train_step(self, batches: Iterator) -> None:
-        """Do one step; end the log window if it is the window's last one."""
+        """Do one step; end the log interval if it is the interval's last one."""
         config, first = self.job_config, self.step == self.first_step
         if first:
             self.begin_stretch(config.training.steps)
@@ -221,7 +221,7 @@ class Trainer(titan.Trainer):
         saves = self.checkpointer._should_save(self.step)
         if saves:
             self._disturb_next_step()
-        # A window ends also where a checkpoint is saved: a resume loses no step
+        # An interval ends also where a checkpoint is saved: a resume loses no step
         ends = last or saves or self._stop_code or not math.isfinite(norm)
         if ends or self.metrics_processor.should_log(self.step):
             self._end_window(loss * valid / float(local_valid), norm, lr)
@@ -248,13 +248,13 @@ class Trainer(titan.Trainer):
         self._steady_from = max(self._steady_from, self.step + 2)
 
     def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
-        """Record a log window, and log torchtitan's curves. Raises `Diverged`."""
+        """Record a log interval, and log torchtitan's curves. Raises `Diverged`."""
         fp8 = self.proof.fp8
         in_fp8 = 0 if fp8.emulated else fp8.flops_per_token
-        window = self.meter.close(self.step, norm, lr, in_fp8)
-        if None in window.losses:
+        interval = self.meter.close(self.step, norm, lr, in_fp8)
+        if None in interval.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
-        if window.grad_norm is None:
+        if interval.grad_norm is None:
             broken = self._broken()  # none where their squares are more than the dtype holds
             raise Diverged(
                 f"the gradient norm was not finite in step {self.step}, nor the gradients of "
@@ -262,7 +262,7 @@ class Trainer(titan.Trainer):
             )
         largest = float(self.combine(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
-        self.metrics_processor.log(self.step, window.losses[-1], largest, norm, curves)
+        self.metrics_processor.log(self.step, interval.losses[-1], largest, norm, curves)
 
     def _broken(self) -> list[str]:
         """Name the parameters whose gradient is not finite."""

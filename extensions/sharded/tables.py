@@ -4,7 +4,7 @@ import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison
 from analysis.notebook_tables import proofs
-from experiments.records.run import METRICS, read_windows
+from experiments.records.run import METRICS, read_log
 
 COMPUTE = "tensorwise_fp8_compiled"
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
@@ -44,11 +44,11 @@ def same_numbers(comparison: Comparison) -> list[str]:
     """
     numbers = {}
     for recipe, runs in comparison.study.completed.items():
-        windows = read_windows(runs[0].path / METRICS)
-        numbers[recipe] = {(window.step, window.loss, window.grad_norm) for window in windows}
+        log = read_log(runs[0].path / METRICS)
+        numbers[recipe] = {(interval.step, interval.loss, interval.grad_norm) for interval in log}
     compute, lines = numbers[COMPUTE], []
     for recipe, own in numbers.items():
         if recipe not in (COMPILED, COMPUTE):
-            equal = f"{len(own & compute)} of {len(own)} log windows"
+            equal = f"{len(own & compute)} of {len(own)} log intervals"
             lines.append(f"{recipe}: equal to the last bit in {equal}.")
     return lines

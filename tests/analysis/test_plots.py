@@ -60,7 +60,7 @@ def written_in(figure) -> str:
 
 FINDINGS = {
     "loss": "ends at 7.850, compiled bf16 ends at 7.600",
-    "loss_difference": "+0.2500 from compiled bf16's loss: 13 margins",
+    "loss_difference": "+0.2500 from compiled bf16's loss: 13 times the margin",
     "tokens_per_second": "2.00 times",
     "lead": "from step 11 ",
     "first_step": "+0 s",
@@ -99,7 +99,7 @@ def test_loss_difference_is_drawn_over_the_margin(figures, study):
 
 
 def test_a_long_study_gives_a_small_page():
-    """However many windows there are: 20,000 would make a page of 0.8 MB."""
+    """However many intervals there are: 20,000 would make a page of 0.8 MB."""
     points = thinned(pd.Series(range(20_000)))
     assert len(points) == 400 and points.iloc[-1] == 19_999
 

@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "baseline.jsonl").touch()
     damaged, foreign = tmp_path / "damaged", tmp_path / "foreign"
     write_run(damaged / "run")
-    (damaged / "study.yaml").write_text("baseline: [1]\n")
+    (damaged / "study.yaml").write_text("reference: [1]\n")
     write_run(foreign, layout_version=99)
     for path in tmp_path / "nowhere", tmp_path / "baseline.jsonl", damaged, foreign:
         with pytest.raises(StudyError):

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from experiments.records.run import METRICS, read_windows
+from experiments.records.run import METRICS, read_log
 
 RECIPES = ("baseline_compiled", "rowwise_fp8_compiled")
 SPINS = ("300000", "0", "1000", "10000")  # libgomp's own first
@@ -27,8 +27,8 @@ def time_step(recipe: str, spins: str) -> float:
         command = [sys.executable, "-m", "experiments.run", recipe, *KEYS, "--out", folder]
         spinning = os.environ | {"GOMP_SPINCOUNT": spins}
         subprocess.run(command, env=spinning, stdout=subprocess.DEVNULL, check=True)
-        windows = read_windows(Path(folder) / METRICS)
-    return median(window.step_s[0] for window in windows if not window.not_steady)
+        intervals = read_log(Path(folder) / METRICS)
+    return median(interval.step_s[0] for interval in intervals if not interval.not_steady)
 
 
 if __name__ == "__main__":

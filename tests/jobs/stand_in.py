@@ -17,9 +17,9 @@ import yaml
 
 from experiments.jobs.command import Stop, leave
 from experiments.records.files import write_whole
-from experiments.records.run import METRICS, RECIPE, Window, read_windows
+from experiments.records.run import METRICS, RECIPE, LogInterval, read_log
 from models.errors import InputError
-from tests.make_runs import records, windows
+from tests.make_runs import intervals, records
 
 
 def main() -> int:
@@ -39,13 +39,13 @@ def main() -> int:
     if keys["name"] == os.environ.get("FAILING"):
         raise InputError("no compiler")
     write_records(out, keys, status="running", **facts)
-    made = len(read_windows(out / METRICS))
+    made = len(read_log(out / METRICS))
     step_s = 0 if made else float(os.environ.get("STEP_S", 0))
-    for line in windows([0.1] * steps, [10.0] * steps, every=1)[made:]:
+    for line in intervals([0.1] * steps, [10.0] * steps, every=1)[made:]:
         if stop.code:
             break
         time.sleep(step_s)
-        Window.model_validate(line).append_to(out / METRICS)
+        LogInterval.model_validate(line).append_to(out / METRICS)
         if line["step"] == 12 and keys["name"] == os.environ.get("KILLED"):
             os.kill(os.getpid(), signal.SIGKILL)
     facts["status"] = "interrupted" if stop.code else "completed"

@@ -4,7 +4,7 @@ import pytest
 
 from experiments import study
 from experiments.config.recipes import THE_FOUR
-from experiments.records.run import METRICS, PROOF, TIMING, Proof, Timing, read_windows
+from experiments.records.run import METRICS, PROOF, TIMING, Proof, Timing, read_log
 from tests.runs import SMALL, call, losses_of
 
 pytestmark = pytest.mark.slow
@@ -38,8 +38,8 @@ def test_every_run_is_in_the_table_and_its_records_are_complete(four_way, runs):
     assert str(out / "report.html") in printed and (out / "report.html").stat().st_size > 10_000
     for recipe, run in runs.items():
         assert f" {recipe} " in printed
-        windows, timing = read_windows(run / METRICS), Timing.read(run / TIMING)
-        assert [window.not_steady for window in windows] == [[n + 1] for n in range(10)] + [[]]
+        log, timing = read_log(run / METRICS), Timing.read(run / TIMING)
+        assert [interval.not_steady for interval in log] == [[n + 1] for n in range(10)] + [[]]
         assert timing.time_to_first_step_s == pytest.approx(sum(timing.startup.values()))
         proof = Proof.read(run / PROOF)
         assert len(proof.converted_modules) == (7 if "fp8" in recipe else 0)

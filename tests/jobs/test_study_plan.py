@@ -16,15 +16,15 @@ from models import device
 from tests.make_runs import write_run
 
 PLAN = (
-    "description: baseline\nrecipes: [baseline]\nbaseline: baseline\nseeds: [0]\noverlays: [cpu]\n"
+    "description: baseline\nrecipes: [baseline]\nreference: baseline\nseeds: [0]\noverlays: [cpu]\n"
 )
 
 
 def test_a_study_of_named_recipes():
-    assert study.load(["tensorwise_fp8_compiled", "baseline"]).baseline == "baseline"
+    assert study.load(["tensorwise_fp8_compiled", "baseline"]).reference == "baseline"
     pair = ["tensorwise_fp8_compiled", "baseline_compiled"]
-    assert {study.load(names).baseline for names in (pair, pair[::-1])} == {"baseline_compiled"}
-    assert study.load(["rowwise_fp8_compiled"]).baseline == "rowwise_fp8_compiled"
+    assert {study.load(names).reference for names in (pair, pair[::-1])} == {"baseline_compiled"}
+    assert study.load(["rowwise_fp8_compiled"]).reference == "rowwise_fp8_compiled"
 
 
 @pytest.mark.parametrize("command", ["{}", "baseline --overlay cpu --out {}"])

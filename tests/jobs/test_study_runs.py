@@ -16,7 +16,7 @@ from analysis import page
 from experiments import study
 from experiments.jobs import runner
 from experiments.jobs.command import BAD_INPUT, FOR_GOOD, Stop
-from experiments.jobs.runner import Run, run_all
+from experiments.jobs.runner import Job, run_all
 from experiments.records.run import Manifest
 from tests.runs import call, lines_of
 
@@ -78,7 +78,7 @@ def test_a_second_ctrl_c_ends_the_runs_within_their_step(start, tmp_path, monkey
 
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     (tmp_path / "file").touch()
-    runs = [Run("a", tmp_path / "file/run", "", 9) for _ in range(2)]
+    runs = [Job("a", tmp_path / "file/run", "", 9) for _ in range(2)]
     run_all(runs, Stop())
     assert [run.code for run in runs] == [BAD_INPUT] * 2
     assert capsys.readouterr().out.count("a: failed: [Errno 20] Not a directory") == 2
@@ -88,7 +88,7 @@ def test_steps_are_counted_anew_where_a_run_begins_again(tmp_path, monkeypatch):
     """Of a run without checkpoints 40 steps were on record, and none is now."""
     monkeypatch.setattr(runner, "COMMAND", "platform")  # which ends at once
     monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
-    run = Run("a", tmp_path / "run", "", 90, before=40)
+    run = Job("a", tmp_path / "run", "", 90, before=40)
     run_all([run], Stop())
     assert (run.code, run.before) == (0, 0)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.records.run import Manifest, read_windows
+from experiments.records.run import Manifest, read_log
 from tests import processes
 
 SLURM = "tests/launch/slurm.sh"
@@ -80,7 +80,7 @@ def slurm_folder(tmp_path_factory):
 
 
 def steps_of(run: Path) -> list[int]:
-    return [window.step for window in read_windows(run / "metrics.jsonl")]
+    return [interval.step for interval in read_log(run / "metrics.jsonl")]
 
 
 def manifest_of(run: Path) -> Manifest:

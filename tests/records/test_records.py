@@ -12,15 +12,15 @@ from experiments.records.run import (
     METRICS,
     PROOF,
     TIMING,
+    LogInterval,
     Manifest,
     Proof,
     RecordError,
     Timing,
-    Window,
-    last_window,
-    read_windows,
+    last_interval,
+    read_log,
 )
-from tests.make_runs import windows, write_lines
+from tests.make_runs import intervals, write_lines
 from tests.processes import ROOT
 
 KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{MANIFEST}")]
@@ -33,7 +33,7 @@ def test_every_kept_run_fits_the_contract():
         assert (run.parents[1] / manifest.environment).is_file()
         Timing.read(run / TIMING)
         Proof.read(run / PROOF)
-        assert read_windows(run / METRICS)[-1].step == manifest.steps
+        assert read_log(run / METRICS)[-1].step == manifest.steps
 
 
 def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
@@ -44,18 +44,18 @@ def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_windows_read_back_without_a_torn_last_line(tmp_path):
-    assert last_window(tmp_path) is None and not read_windows(tmp_path / METRICS)
-    logged = [Window(**line) for line in windows([0.1] * 20, [3.0] * 20)]
-    for window in logged:
-        window.append_to(tmp_path / METRICS)
+    assert last_interval(tmp_path) is None and not read_log(tmp_path / METRICS)
+    logged = [LogInterval(**line) for line in intervals([0.1] * 20, [3.0] * 20)]
+    for interval in logged:
+        interval.append_to(tmp_path / METRICS)
     with open(tmp_path / METRICS, "a") as file:
         file.write('{"step": 3, "elap')
-    assert read_windows(tmp_path / METRICS) == logged
-    assert last_window(tmp_path) == logged[-1]
+    assert read_log(tmp_path / METRICS) == logged
+    assert last_interval(tmp_path) == logged[-1]
 
 
 def test_a_line_that_does_not_fit_is_named(tmp_path):
-    first, second = windows([0.1] * 2, [3.0] * 2, every=1)
+    first, second = intervals([0.1] * 2, [3.0] * 2, every=1)
     write_lines(tmp_path / METRICS, [first, second | {"losses": [1.0, 2.0]}])
     with pytest.raises(RecordError, match=f"{METRICS}: line 2"):
-        read_windows(tmp_path / METRICS)
+        read_log(tmp_path / METRICS)

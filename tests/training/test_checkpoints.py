@@ -102,7 +102,8 @@ def test_damaged_checkpoints_are_set_aside(run, name, harm, key, monkeypatch, tm
     file.write_bytes(harm(file.read_bytes()))
     step, [said] = newest(run)
     assert step == 2 and key in said
-    assert os.listdir(checkpoint.ASIDE) == ["step-4-0"]
+    [aside] = os.listdir(checkpoint.ASIDE)
+    assert aside.startswith("step-4-")
     assert not os.path.exists("trace") and not hasattr(Path, "mine")
 
 

@@ -21,7 +21,7 @@ KEY = "checkpoint.enable=true"
 PLAN, _ = open_data(plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])))
 RECIPE = recipes.to_yaml(PLAN.recipe)
 STOPPED = End("interrupted", 75)
-WINDOW = (
+INTERVAL = (
     '{"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,"tokens_per_s":9.0,'
     '"valid_tokens_per_s":9.0,"step_s":[1.0],"data_wait_s":[0.0],"not_steady":[1],'
     '"peak_memory_bytes":1}\n'
@@ -43,7 +43,7 @@ def claim(tmp_path, monkeypatch):
 def unfinished(tmp_path, claim):
     """The directory of an interrupted run with a line of metrics."""
     claim().finish(STOPPED)
-    (tmp_path / "metrics.jsonl").write_text(WINDOW)
+    (tmp_path / "metrics.jsonl").write_text(INTERVAL)
     return tmp_path
 
 
@@ -128,17 +128,17 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     third = claim()
     assert third.manifest.attempt == 2
-    assert (unfinished / "attempt1/metrics.jsonl").read_text() == WINDOW
+    assert (unfinished / "attempt1/metrics.jsonl").read_text() == INTERVAL
     assert not (unfinished / "metrics.jsonl").exists()
     third.finish(STOPPED)
     assert claim(step=1).manifest.attempt == 3
-    assert (unfinished / "metrics.jsonl").read_text() == WINDOW
+    assert (unfinished / "metrics.jsonl").read_text() == INTERVAL
 
 
 def test_a_lost_manifest_keeps_no_run_from_going_on(unfinished, claim):
     (unfinished / "proof.json").write_text("{}")
     (unfinished / "manifest.json").unlink()
     assert claim(step=1).manifest.attempt == 2
-    lost = {"metrics.jsonl": WINDOW, "proof.json": "{}"}
+    lost = {"metrics.jsonl": INTERVAL, "proof.json": "{}"}
     assert contents(unfinished / "attempt1") == lost
     assert contents(unfinished).items() >= lost.items()

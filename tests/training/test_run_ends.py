@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.jobs.command import COME_BACK
-from experiments.records.run import read_windows
+from experiments.records.run import read_log
 from experiments.run import main
 from experiments.training.trainer import Trainer
 from tests import processes
@@ -78,8 +78,8 @@ def room_for(size: int):
 def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
     tmp_path, train, run_here, fails, before_step
 ):
-    """Windows of 3 steps, checkpoints every 4: windows also end at checkpoints, so that a resume
-    loses no step. SIGUSR1 is in extensions/sharded/tests/test_ranks.py."""
+    """Log intervals of 3 steps, checkpoints every 4: an interval also ends at a checkpoint, so that
+    a resume loses no step. SIGUSR1 is in extensions/sharded/tests/test_ranks.py."""
     out = tmp_path / "run"
     keys = ["training.steps=12", "metrics.log_freq=3", "checkpoint.enable=true"]
     keys += ["checkpoint.interval=4", "checkpoint.keep_latest_k=2", "checkpoint.async_mode=async"]
@@ -130,7 +130,7 @@ def fill_memory(trainer: Trainer) -> None:
     ("keys", "act", "code", "status", "error"),
     [
         ("optimizer.lr=1e30", None, 3, "diverged", "not finite"),
-        # in the second step of a log window of 50, with a loss that is finite
+        # in the second step of a log interval of 50, with a loss that is finite
         ("metrics.log_freq=50", damage_gradient, 3, "diverged",
          "not finite in step 2, nor the gradients of 1 parameters: layers.0.feed_forward.w1"),
         ("", fill_memory, 1, "failed", "memory: recompute activations (overlay `full_recompute`)"),
@@ -155,7 +155,7 @@ def test_full_disk_leaves_readable_metrics(tmp_path, train, monkeypatch):
         assert train("training.steps=120", "metrics.enable_tensorboard=false") == 1
     manifest = manifest_of(tmp_path / "run")
     assert manifest["status"] == "failed" and "File too large" in manifest["error"]
-    assert len(read_windows(tmp_path / "run/metrics.jsonl")) > 10
+    assert len(read_log(tmp_path / "run/metrics.jsonl")) > 10
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])

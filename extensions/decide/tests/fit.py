@@ -130,11 +130,11 @@ def half_width(unseen: pd.DataFrame) -> float:
     return round(float(unseen.error.quantile(INSIDE, "higher")), 4)
 
 
-def ranges(factors: list[list[float]], pace: list[float], half_width: float) -> list:
+def ranges(factors: list[list[float]], rate: list[float], half_width: float) -> list:
     """Give the factors of ranges, [value, low, high]: of a speed-up, and of the seconds that each
     of `PARTS` adds to a step, by recipe."""
     within = np.exp([0, -half_width, half_width])
-    step_s = np.array(factors)[:, None] / np.array(pace)[:, None]
+    step_s = np.array(factors)[:, None] / np.array(rate)[:, None]
     step_s[:2] *= within[:, None]  # bf16 has no speed-up
     return [within.tolist(), step_s.tolist()]
 
@@ -150,9 +150,9 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
     """
     factors, told = fit(pairs), pairs[pairs.unit == "tok/s/gpu"]
     # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
-    pace = told[PARTS] @ factors[2] * told.bf16 / told.step_tokens
-    paces, width = pace.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
-    narrow, wide = (ranges(factors, paces, times * width) for times in (1, 2))
+    rate = told[PARTS] @ factors[2] * told.bf16 / told.step_tokens
+    rates, width = rate.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
+    narrow, wide = (ranges(factors, rates, times * width) for times in (1, 2))
     covered = limits(pairs, OUTSIDE) | {"frozen": [0, 0]}
     answered, every, shown = limits(pairs, REFUSED), len(published()), fair()
     errors = {

@@ -92,8 +92,8 @@ def test_memory_counts_what_is_kept_in_fp8():
 @pytest.mark.parametrize("name", RECIPES)
 def test_its_recipes_train_on_a_cpu(name, train):
     recipe = recipes.load(name, ["cpu"], [*TINY, SMALLEST, "compile.enable=false"])
-    _, windows = train(recipe.config, 1, recipe)
-    assert windows[-1].step == 1
+    _, intervals = train(recipe.config, 1, recipe)
+    assert intervals[-1].step == 1
 
 
 @pytest.mark.gpu

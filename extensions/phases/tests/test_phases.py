@@ -69,8 +69,8 @@ def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
     the process."""
     monkeypatch.setattr(trainer, "NOT_STEADY_STEPS", 0)
     recipe = recipes.load(FP8, ["cpu"], [*SMALL, *phase(2, 6), "training.steps=7"])
-    _, windows = train(recipe.config, 7, recipe)
-    assert [window.step for window in windows if not window.not_steady] == [5, 6]
+    _, intervals = train(recipe.config, 7, recipe)
+    assert [interval.step for interval in intervals if not interval.not_steady] == [5, 6]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from experiments.jobs.command import FAILED, Stop
-from experiments.records.run import Manifest, Proof, last_window
+from experiments.records.run import Manifest, Proof, last_interval
 from experiments.run import main
 from extensions.sharded import ranks
 from extensions.sharded.ranks import run_ranks
@@ -75,7 +75,7 @@ def test_a_run_of_two_processes_is_stopped_and_goes_on(tmp_path):
     command += ["--out", tmp_path, "sharded.processes=2"]
     with processes.started(command, stdout=sys.stderr) as process:
         deadline = time.monotonic() + 120
-        while not last_window(tmp_path):
+        while not last_interval(tmp_path):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGUSR1)
