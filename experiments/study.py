@@ -100,9 +100,8 @@ def main(argv: list[str] | None = None) -> int:
     with lock_folder(out, "study"):
         write_whole(out / STUDY_FILE, dump(study.model_dump()))
         run_all(runs, stop)
-        codes = [run.code for run in runs if run.code != COMPLETED]
-        if not (codes and stop.code):
-            reported = _report(study, out, args.verbose)
+        codes = {run.code for run in runs} - {COMPLETED}
+        reported = COMPLETED if codes and stop.code else _report(study, out, args.verbose)
     if not codes:
         return reported
     print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")

@@ -79,6 +79,7 @@ def train(tmp_path, flavors):
         be_alone()
         planned = plan(recipe or Recipe("test", "", config))
         trainer = Trainer(open_data(planned)[0], Stop(), folder)
+        trainer.begin()
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):
             trainer.train_step(batches)

@@ -94,7 +94,6 @@ class Trainer(titan.Trainer):
 
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.combine = plan.recipe.hook("combine", alone)
-        self.first_step = 1  # of this process
         self._stop_code = 0
         TIMELINE.mark("optimizer")
 
@@ -144,7 +143,7 @@ class Trainer(titan.Trainer):
         config, last = self.job_config, self.job_config.training.steps
         after = int(self.combine(torch.tensor(after), "max"))  # only rank 0 looks for a checkpoint
         self.checkpointer.load(after or -1)  # -1: perhaps the first weights
-        self.first_step = self.step + 1
+        self.begin()
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
@@ -163,6 +162,12 @@ class Trainer(titan.Trainer):
                 if self._stop_code:
                     self._interrupt()
 
+    def begin(self) -> None:
+        """Begin the steps of this process, after those of a checkpoint if there is one."""
+        self.first_step = self.step + 1
+        self.begin_stretch(self.first_step, self.job_config.training.steps)
+        self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
+
     def _interrupt(self) -> None:
         """End a run that is asked to stop, once its checkpoint is written."""
         why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
@@ -174,9 +179,6 @@ class Trainer(titan.Trainer):
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log interval if it is the interval's last one."""
         config, first = self.job_config, self.step == self.first_step
-        if first:
-            self.begin_stretch(config.training.steps)
-            self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
         for prepare in self.plan.recipe.hooks("before_step"):
             prepare(self, self.step)
         profiled = self.step == self.profiled_step
@@ -228,11 +230,11 @@ class Trainer(titan.Trainer):
 
     # ---- the parts of a step ----
 
-    def begin_stretch(self, last: int) -> None:
-        """Begin a stretch of steps that do the same work, from this one to `last`: one of them is
-        profiled, and the first are not steady."""
-        self.profiled_step = min(self.step + PROFILED - 1, last)
-        self._steady_from = max(self.first_step + NOT_STEADY_STEPS, self.step + NOT_STEADY)
+    def begin_stretch(self, first: int, last: int) -> None:
+        """Begin a stretch of steps that do the same work: one of them is profiled, and the first
+        are not steady."""
+        self.profiled_step = min(first + PROFILED - 1, last)
+        self._steady_from = max(self.first_step + NOT_STEADY_STEPS, first + NOT_STEADY)
 
     def _record_step(self) -> None:
         """Record where the time to the end of the first step went, and the proof of a profiled

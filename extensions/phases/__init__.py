@@ -77,7 +77,7 @@ def before_step(trainer, step: int) -> None:
     if step in (now.start, trainer.first_step):
         switch(trainer.proof.converted.values(), in_fp8)
         trainer.proof.fp8 = trainer.plan.fp8 if in_fp8 else Choice()
-        trainer.begin_stretch(now.stop - 1)
+        trainer.begin_stretch(step, now.stop - 1)
         trainer.compiled_before_s = compiled_s()
 
 

@@ -94,7 +94,7 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
 
     before_step(10, lambda trainer: os.kill(os.getpid(), signal.SIGINT))
     assert train(*keys) == 130
-    assert "after step 10 by SIGINT" in manifest_of(out)["error"]
+    assert "after step 10 by SIGINT" in manifest_of(out)["error"], manifest_of(out)
 
     [newest] = (out / "checkpoint/step-10").glob("*.distcp")
     content = bytearray(newest.read_bytes())
@@ -108,7 +108,7 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
     log = (out / "log.txt").read_text()
     assert "step-9999 was not written to its end: deleted" in log
     assert "Training starts at step 9\n" in log
-    assert (out / "damaged_checkpoints/step-10-0").is_dir()
+    assert [*out.glob("damaged_checkpoints/step-10-*")]
     assert [line["step"] for line in lines_of(out)] == [1, 3, 4, 6, 8, 9, 12]
     assert manifest_of(out)["attempt"] == 4
 
