@@ -1,4 +1,4 @@
-"""Multiply on CPUs as fast as they can, where oneDNN, to which PyTorch hands matmuls, cannot.
+"""Speed up matmuls on CPUs without fast code in oneDNN, PyTorch's library for them.
 
 Importing this module replaces kernels of such a CPU:
 
