@@ -51,11 +51,10 @@ MINOR = ("hardware.threads", "git.commit", "compile_cache")
 
 
 def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]]:
-    """Compare the records of two recipes' runs. Returns the differences that forbid a verdict, and
-    remarks on those that do not.
+    """Compare the records of two recipes' runs.
 
-    A value may vary among the runs of one recipe if the other recipe's runs have the same values in
-    the same shares.
+    Returns the differences that forbid a verdict, and remarks on the others. A value may vary among
+    the runs of one recipe if the other recipe's runs have the same values in the same shares.
     """
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden = []

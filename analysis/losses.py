@@ -120,8 +120,10 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
 
 
 def far_above(run: Run, others: list[Run]) -> pd.Series:
-    """Find the steps in which a run's loss is not finite, or far above the other recipe's run of
-    its seed, or above the mean of all seeds if there is no such run."""
+    """Mark a run's steps with a loss not finite, or far above the other recipe's run of its seed.
+
+    Without a run of its seed, the other recipe's mean over all seeds takes its place.
+    """
     theirs = by_seed(others).reindex(run.steps.index).ffill()
     beside = theirs.get(run.seed, theirs.mean(axis="columns"))
     return run.steps["loss"].isna() | (run.steps["loss"] > (1 + FAR) * beside)
