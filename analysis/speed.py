@@ -60,7 +60,7 @@ class Ratio(NamedTuple):
         return self.low > 1 - SMALL and self.high < 1 + SMALL
 
     def contradicts(self, other: "Ratio") -> bool:
-        """Tell if `other` misleads: its lead is a quarter off this one, or only this one has one."""
+        """Tell if `other` misleads: its lead is a quarter off this one, or only this one leads."""
         if other.mean < 1:
             return self.mean > 1 + SMALL
         return abs(self.mean - other.mean) > max(SMALL, PART_OF_LEAD * (other.mean - 1))
