@@ -1,4 +1,4 @@
-"""Rule 3: every honest way to count tokens/s finds the same lead.
+"""Check rule 3: every honest way to count tokens/s finds the same lead.
 
 Otherwise a reader might not get the lead that the answer promises.
 """

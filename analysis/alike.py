@@ -1,4 +1,4 @@
-"""Rule 1: the runs of two recipes differ in nothing but the recipes.
+"""Check rule 1: the runs of two recipes differ in nothing but the recipes.
 
 All recorded values must be equal in both, except what the recipes' own files set. A new record is
 compared as soon as runs have it.

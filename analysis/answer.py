@@ -1,5 +1,4 @@
-"""Should this Llama be trained in FP8? The outcome in sentences: the answer, what it rests on, and
-what limits it."""
+"""Write the outcome in sentences: the answer, what it rests on, and what limits it."""
 
 import numpy as np
 

@@ -1,8 +1,7 @@
-"""Rule 4: runs of one seed begin at one loss, because they share weights and batches. Rule 5: their
-losses stay near one another.
+"""Check rules 4 and 5: runs of one seed begin at one loss, and stay near one another.
 
-Final losses are compared by seed. Two seeds differ far more than two recipes do, and the difference
-of a pair leaves the seed out.
+They begin at one loss because they share weights and batches. Final losses are compared by seed.
+Two seeds differ far more than two recipes do, and the difference of a pair leaves the seed out.
 """
 
 import math

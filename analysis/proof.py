@@ -1,4 +1,4 @@
-"""Rule 2: each run did what its recipe says. All its records must agree on what ran."""
+"""Check rule 2: each run did what its recipe says. All its records must agree on what ran."""
 
 from collections import defaultdict
 from collections.abc import Iterator

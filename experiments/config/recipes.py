@@ -1,4 +1,4 @@
-"""Recipes: YAML in, one validated torchtitan `JobConfig` out.
+"""Resolve recipes: YAML in, one validated torchtitan `JobConfig` out.
 
 A recipe is `NAME.yaml` in `recipes/` or an extension's: its parent (`base:`), one line about it
 (`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its

@@ -314,7 +314,7 @@ def end_of_text(tokenizer: Tokenizer) -> int:
 
 
 def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[list[int]]:
-    """Encode documents to token ids, without end-of-text; skip documents without tokens."""
+    """Encode documents to token ids, without special tokens; skip documents without tokens."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
