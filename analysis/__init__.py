@@ -1,4 +1,4 @@
-"""Should this Llama be trained in FP8? The answer from run directories, by a few general rules.
+"""Answer from run directories, by a few general rules: should this Llama be trained in FP8?
 
     python -m analysis.report RUNS [--reference RECIPE] [--verbose] [--json FILE] [--html FILE]
 

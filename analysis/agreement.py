@@ -1,4 +1,4 @@
-"""Rule 3: every honest way to count tokens/s finds the same lead.
+"""Check rule 3: every honest way to count tokens/s finds the same lead.
 
 Otherwise a reader might not get the lead that the answer promises.
 """
@@ -84,6 +84,7 @@ def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> I
         found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
         found |= same_places(own, others)
         found[TREND] = Ratio(ratio.mean / trend(own, others))
+        # If the recipe is faster, only smaller ratios count; the trend and useful tokens always do.
         if ratio.low > 1:
             # Others may have been slowed down.
             quickest = rate_table(own)[MEAN].max() - rate_table(others)[MEAN].max()

@@ -1,4 +1,4 @@
-"""Rule 1: the runs of two recipes differ in nothing but the recipes.
+"""Check rule 1: the runs of two recipes differ in nothing but the recipes.
 
 All recorded values must be equal in both, except what the recipes' own files set. A new record is
 compared as soon as runs have it.
@@ -51,11 +51,10 @@ MINOR = ("hardware.threads", "git.commit", "compile_cache")
 
 
 def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]]:
-    """Compare the records of two recipes' runs. Returns the differences that forbid a verdict, and
-    remarks on those that do not.
+    """Compare the records of two recipes' runs.
 
-    A value may vary among the runs of one recipe if the other recipe's runs have the same values in
-    the same shares.
+    Returns the differences that forbid a verdict, and remarks on the others. A value may vary among
+    the runs of one recipe if the other recipe's runs have the same values in the same shares.
     """
     passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden = []

@@ -1,5 +1,4 @@
-"""Should this Llama be trained in FP8? The outcome in sentences: the answer, what it rests on, and
-what limits it."""
+"""Write the outcome in sentences: the answer, what it rests on, and what limits it."""
 
 import numpy as np
 
@@ -55,7 +54,7 @@ def evidence(comparison: Comparison, finding: Finding) -> list[str]:
 
 
 def about_speed(comparison: Comparison, finding: Finding) -> str:
-    """Write how many times as fast a recipe is, and from which step it is ahead."""
+    """Write a recipe's speed over the reference's, and its break-even step."""
     recipe, reference, gain = finding.recipe, comparison.reference, finding.speed
     if not gain.runs:
         return f"it takes {speed.MIN_STEPS} steps to tell how fast {recipe} is."
@@ -87,7 +86,7 @@ def more_runs(found: SpeedUp | losses.Verdict) -> str:
 
 
 def share_word(runs: list[Run]) -> str:
-    """Write the share of the linear layers' matmul FLOPs that ran in FP8, by the runs' proofs."""
+    """Write the FP8 share of the linear layers' matmul FLOPs, by the runs' proofs."""
     proven = [run for run in runs if run.proof]
     if any(run.proof.emulated for run in proven):
         return "emulated"
@@ -95,7 +94,7 @@ def share_word(runs: list[Run]) -> str:
 
 
 def trained(comparison: Comparison) -> str:
-    """Write what the first completed run trained, on what, when, and with which versions."""
+    """Describe the first completed run: model, data, hardware, date, versions."""
     run = next((run for run in comparison.study.runs if run.completed), None)
     if not run:
         return "Trained: no run was completed."

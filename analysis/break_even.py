@@ -1,4 +1,7 @@
-"""From which step has a recipe taken less wall time than its reference, first step included?"""
+"""Find the break-even step: from then on a recipe has taken less wall time than its reference.
+
+The first step (compile) is included.
+"""
 
 import math
 from dataclasses import dataclass
@@ -42,7 +45,7 @@ class BreakEven:
     beyond: bool = False
 
     def __str__(self) -> str:
-        """Write as "from step about 1,234 (1,100 to 1,400)"."""
+        """Write it as "from step about 1,234 (1,100 to 1,400)"."""
         if math.isnan(self.step):
             return self.when
         about = "about " if self.beyond else ""
@@ -70,6 +73,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
     ahead = lines[0, -1] < 0
     if not ahead:
         lines = -lines[[0, 2, 1]]  # the reference's lead
+    # 0 and inf are signals: a line is negative throughout, or not at its end.
     step, low, high = (negative_from(steps, line) for line in lines)
     beyond = step > last
     if ahead:
@@ -80,7 +84,7 @@ def break_even(own: list[Run], others: list[Run], gain: SpeedUp) -> BreakEven:
 
 
 def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
-    """Work out the seconds (runs, steps) that runs had taken at the end of `steps`.
+    """Work out the wall seconds (runs, steps) of runs at the end of `steps`.
 
     After the end of a log each step is the run's mean steady step.
     """
@@ -93,8 +97,10 @@ def wall_times(runs: list[Run], steps: np.ndarray) -> np.ndarray:
 
 
 def negative_from(steps: np.ndarray, line: np.ndarray) -> float:
-    """Find the first whole step from which on a line stays below zero: 0 if the whole line does,
-    infinite if its end does not, NaN if the line is unknown."""
+    """Find the first whole step of a line's last stretch below zero.
+
+    0 if the whole line is below zero, infinite if its end is not, NaN if the line is unknown.
+    """
     if np.isnan(line).any():
         return math.nan
     above = np.flatnonzero(line >= 0)

@@ -1,4 +1,4 @@
-"""Each recipe beside its reference: one outcome, and the reasons that limit it.
+"""Compare each recipe with its reference: one outcome, and the reasons limiting it.
 
 Rule 6: no cause (a crash, a divergence, a missing record) took more runs from a recipe than from
 its reference. Otherwise the runs that are left may be the lucky ones.
@@ -111,7 +111,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
-    """Tell by what is recorded of a recipe's runs, else by the recipe's file."""
+    """Tell if a recipe is in FP8, by the records of its runs, else by its file."""
     recorded = [run.facts["float8"] for run in runs if "float8" in run.facts]
     return any(recorded or [set_in_file(recipe).get(FLOAT8)])
 
@@ -181,7 +181,7 @@ def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
 
 
 def lost_runs(runs: list[Run], beside: list[Run], seeds: int) -> Counter:
-    """Count by cause the runs of a recipe that did not end well.
+    """Count the lost runs and failed attempts of a recipe by cause.
 
     Args:
         beside: the other recipe's runs; none if losses of the two recipes do not compare.

@@ -1,8 +1,7 @@
-"""Rule 4: runs of one seed begin at one loss, because they share weights and batches. Rule 5: their
-losses stay near one another.
+"""Check rules 4 and 5: runs of one seed begin at one loss, and stay near one another.
 
-Final losses are compared by seed. Two seeds differ far more than two recipes do, and the difference
-of a pair leaves the seed out.
+They begin at one loss because they share weights and batches. Final losses are compared by seed.
+Two seeds differ far more than two recipes do, and the difference of a pair leaves the seed out.
 """
 
 import math
@@ -120,8 +119,10 @@ def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
 
 
 def far_above(run: Run, others: list[Run]) -> pd.Series:
-    """Find the steps in which a run's loss is not finite, or far above the other recipe's run of
-    its seed, or above the mean of all seeds if there is no such run."""
+    """Mark a run's steps with a loss not finite, or far above the other recipe's run of its seed.
+
+    Without a run of its seed, the other recipe's mean over all seeds takes its place.
+    """
     theirs = by_seed(others).reindex(run.steps.index).ffill()
     beside = theirs.get(run.seed, theirs.mean(axis="columns"))
     return run.steps["loss"].isna() | (run.steps["loss"] > (1 + FAR) * beside)

@@ -1,4 +1,4 @@
-"""Choose the runs that a notebook opens: those in RUNS, the newest under runs/, or kept ones.
+"""Choose a notebook's runs: in the folder RUNS, the newest under runs/, or kept ones.
 
 results/ holds the README's studies, results/STUDY another study's. An extension keeps its
 own in extensions/NAME/results/STUDY.
@@ -22,13 +22,14 @@ class NothingToShow(InputError):
     """There are no runs; the message says how to make some."""
 
     def _render_traceback_(self) -> list[str]:
-        """A notebook shows the message alone."""
+        """Show the message alone in a notebook."""
         return [str(self)]
 
 
 def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.study") -> Path:
-    """Choose the folder that a notebook shows: RUNS, else the newest complete study under runs/,
-    else the kept one, which RUNS=kept asks for. Print why RUNS or a newer study is not shown.
+    """Choose a notebook's folder: RUNS, else the newest complete study under runs/, else kept runs.
+
+    RUNS=kept asks for kept runs. Prints why RUNS or a newer study is not shown.
 
     Args:
         study: name of the study that the notebook is about; any study without a name.

@@ -1,4 +1,4 @@
-"""Tables that only notebooks show."""
+"""Make the tables of notebooks alone."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page, from the templates in analysis/templates/."""
+"""Write the report as one self-contained HTML page, from the templates in analysis/templates/."""
 
 from pathlib import Path
 

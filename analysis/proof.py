@@ -1,4 +1,4 @@
-"""Rule 2: each run did what its recipe says. All its records must agree on what ran."""
+"""Check rule 2: each run did what its recipe says. All its records must agree on what ran."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ CLOCK = 0.1  # of the time to the end of the first step, by which two records ma
 
 
 def broken(runs: list[Run]) -> list[str]:
-    """Say how records of a recipe's runs contradict one another, and in which runs."""
+    """List the contradictions between records of a recipe's runs, each with its runs."""
     found = defaultdict(list)
     for run in runs:
         for fault in faults(run):
@@ -65,8 +65,10 @@ def faults(run: Run) -> Iterator[str]:
 
 
 def of_flops(run: Run) -> Iterator[str]:
-    """Check the FLOPs that ran in FP8: those of all converted layers, as many as the filter
-    promises, in the right stretches of steps, with the recipe's kind of scales."""
+    """Check the FLOPs in FP8: of all converted layers, as many as promised, in the right steps.
+
+    The recipe's filter promises a share. The scales must be of the recipe's kind.
+    """
     proof = run.proof
     scaling = SCALINGS.get(proof.recipe_name)
     if proof.fp8_flops < proof.fp8_flops_expected * (1 - ROUNDING):
@@ -103,7 +105,7 @@ def promised_share(run: Run) -> float:
 
 
 def of_clocks(run: Run) -> Iterator[str]:
-    """Check that timing.json and the log agree on when the first step ended."""
+    """Compare the end of the first step by timing.json and by the log."""
     if run.steps["process"].iloc[0] > 0:
         return  # the first attempt's steps were lost, and step 1 was made again
     first = run.clock.index[0]

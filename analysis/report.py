@@ -1,4 +1,4 @@
-"""The comparison of some runs.
+"""Print the comparison of some runs.
 
     python -m analysis.report runs/four_way-2026-11-22 --html report.html
 

@@ -49,10 +49,10 @@ class Run:
         facts: all known values of manifest and resolved recipe by key.path.
         place: the GPU by its UUID, where that is recorded; else by host and number.
         spans: start and end of each attempt.
-        steps: a row a step. `process`: the number of the attempt; `steady`: the step counts for a
-            rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for data; `useful`:
-            tokens without padding; `memory`: bytes. `lr` and `elapsed` are known at the end of each
-            log interval. `elapsed` counts all attempts, their starts included.
+        steps: a row a step. `process`: the attempt, from 0, an index into `spans`; `steady`: the
+            step counts for a rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for
+            data; `useful`: tokens without padding; `memory`: bytes. `lr` and `elapsed` are known at
+            the end of each log interval. `elapsed` counts all attempts, their starts included.
         timings: of each attempt that finished its first step.
     """
 
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def completed(self) -> bool:
-        """Whether the run made all its steps, or all that the study's time budget allowed."""
+        """True if the run made all its steps, or was ended by the study's time budget."""
         cut = self.ending == "interrupted" and self.manifest.study_budget_s
         return self.ending == "completed" or bool(cut)
 
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def steady(self) -> pd.DataFrame:
-        """The steps that count for a rate."""
+        """The steady steps: rates count these alone."""
         return self.steps[self.steps["steady"]]
 
     @property
@@ -105,8 +105,7 @@ class Run:
 
     @property
     def fp8_share(self) -> float:
-        """The share of the matmul FLOPs that ran in FP8, over all steps: NaN without proof, 0 if
-        FP8 was emulated."""
+        """The FP8 share of the matmul FLOPs over all steps: NaN without proof, 0 if emulated."""
         if not self.proof:
             return math.nan
         if self.proof.emulated:
@@ -154,7 +153,7 @@ def read_run(path: Path) -> Run:
 
 
 def span(manifest: Manifest, log: list[LogInterval]) -> tuple[datetime, datetime]:
-    """Find when an attempt ran; one that was killed, to the end of its log."""
+    """Find when an attempt ran; if it was killed, to the end of its log."""
     logged = timedelta(seconds=log[-1].elapsed_s if log else 0)
     return manifest.start, manifest.end or manifest.start + logged
 
@@ -180,8 +179,10 @@ def ending(manifest: Manifest) -> str:
 
 
 def read_yaml(path: Path) -> dict:
-    """Read the sections of a YAML file by libyaml, which takes a tenth of the time of Python's
-    parser; no sections without the file. Raises `RecordError`."""
+    """Read the sections of a YAML file; none without the file. Raises `RecordError`.
+
+    libyaml takes a tenth of the time of Python's parser.
+    """
     if not path.exists():
         return {}
     try:
@@ -191,7 +192,7 @@ def read_yaml(path: Path) -> dict:
 
 
 def flat(sections: dict) -> dict[str, Any]:
-    """Turn sections within sections into key.path: value, without keys that are null."""
+    """Flatten sections to {key.path: value}, without null values."""
     return pd.json_normalize(sections).iloc[0].dropna().to_dict()
 
 
@@ -200,6 +201,9 @@ def flat(sections: dict) -> dict[str, Any]:
 
 def steps_table(logs: list[list[LogInterval]], stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the logs of all attempts."""
+    # A log interval {step: 20, losses: [3.1, 3.0], step_s: [0.5, 0.6], lr: 0.01} becomes two rows:
+    # 19: loss 3.1, seconds 0.5, lr NaN
+    # 20: loss 3.0, seconds 0.6, lr 0.01
     logged = pd.Series(logs, dtype=object).explode().dropna()  # indexed by attempt
     log = pd.DataFrame(map(vars, logged), columns=[*LogInterval.model_fields])
     log["process"] = logged.index

@@ -1,5 +1,4 @@
-"""How many times as fast as another is a recipe? The ratio of their tokens/s, counted in several
-ways.
+"""Count the tokens/s of runs in several ways, and find the ratio of two recipes.
 
 Two starts of one recipe differ in speed, and a single run does not show by how much. An interval
 therefore takes several runs.
@@ -52,17 +51,16 @@ class Ratio(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether the interval lies above 1, or below."""
+        """True if the interval lies above 1, or below."""
         return self.low > 1 or self.high < 1
 
     @property
     def as_fast(self) -> bool:
-        """Whether the interval lies near 1: an equivalence test."""
+        """True if the interval lies near 1: an equivalence test."""
         return self.low > 1 - SMALL and self.high < 1 + SMALL
 
     def contradicts(self, other: "Ratio") -> bool:
-        """Whether `other` misleads: its lead is a quarter off this one, or it has none and this
-        one does."""
+        """Tell if `other` misleads: its lead is a quarter off this one, or only this one leads."""
         if other.mean < 1:
             return self.mean > 1 + SMALL
         return abs(self.mean - other.mean) > max(SMALL, PART_OF_LEAD * (other.mean - 1))
@@ -182,7 +180,8 @@ def runs_needed(runs: int, width: float, distance: float, samples: int, level: f
     None if that takes more than `MANY`, or is not known.
 
     Args:
-        runs, width: of the interval as it is.
+        runs: how many runs of each recipe the interval is from now.
+        width: from end to end of the interval now.
         samples: 1 if runs are paired, else 2.
     """
     counts = np.arange(1, MANY)

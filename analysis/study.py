@@ -1,4 +1,4 @@
-"""Read all runs of a study, and note which planned runs are missing. Rule 0: one training."""
+"""Read all runs of a study, and note missing planned runs. Rule 0: one training."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -114,7 +114,7 @@ def check_one_training(runs: list[Run]) -> None:
 
 
 def mark_shared_gpus(runs: list[Run]) -> None:
-    """Note in the place of a run that another run was on its GPU at the same time."""
+    """Mark the places of runs with another run on their GPU at the same time."""
     shared = set()
     for run, other in permutations(runs, 2):
         kept = [run.spans[process] for process in run.steps["process"].unique()]

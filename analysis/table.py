@@ -1,4 +1,4 @@
-"""The tables: a row a recipe, and a row a run."""
+"""Write the tables: a row a recipe, and a row a run."""
 
 import numpy as np
 import pandas as pd

@@ -80,7 +80,10 @@ def _command_line() -> CommandLine:
 
 
 def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
-    """Resolve the recipe of a run's folder, or the one that is named; with the folder."""
+    """Resolve the named recipe, or the one of a run's folder; return it and the run's folder.
+
+    None: the run gets a new folder.
+    """
     file = os.path.join(args.name, RECIPE)  # os.path takes names of any length
     there = os.path.exists(file)
     overrides = args.overrides + ([f"debug.seed={args.seed}"] if args.seed else [])

@@ -72,10 +72,10 @@ class Study(BaseModel):
     overrides: list[str] = []
 
     def runs(self) -> list[tuple[str, int]]:
-        """List (recipe, seed), each once, in the order in which they run.
+        """List (recipe, seed), each once, in the order of their runs.
 
-        A seed's recipes come one after the other. Each seed begins with another recipe, or a recipe
-        could keep to one of several GPUs.
+        A seed's recipes come one after the other. Recipes rotate from seed to seed: otherwise a
+        recipe could keep to one of several GPUs.
         """
         names, runs = list(dict.fromkeys(self.recipes)), []
         for seed in dict.fromkeys(self.seeds):
@@ -126,10 +126,10 @@ def _command_line() -> CommandLine:
 
 
 def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
-    """Make the study that the command line asks for, or read the one to go on with; name its
-    folder. A folder that has the study already gets its new seeds.
+    """Make the study of the command line, or read the one to go on with; name its folder.
 
-    Raises `InputError` for a seed among the keys, and if the folder holds another study.
+    If the folder has the study already, seeds of the command line are added to the study's. Raises
+    `InputError` for a seed among the keys, and if the folder holds another study.
     """
     # os.path, which takes names of any length: an override may have more than 255 characters
     if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
@@ -202,10 +202,10 @@ def read(path: Path, kind: type[Study] = Study) -> Study:
 
 
 def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
-    """Work out what the runs of each recipe ask for; check that this machine has it; write the
-    token files that are not there yet, so that no run's time holds that.
+    """Plan the runs of each recipe, check this machine, and write missing token files.
 
-    A dry run on a machine without a GPU checks no machine: another one may train.
+    The token files are written here, so that no run's time holds that. A dry run on a machine
+    without a GPU checks no machine: another one may train.
     """
     from experiments.corpus.rows import open_data
     from experiments.training.machine import check_driver, check_units
@@ -226,7 +226,7 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
 
 
 def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job]:
-    """List the runs that are not complete; print the folders of the others, and what is to do.
+    """List the runs still to make, and print their number and the folders of complete runs.
 
     Raises `InputError` for a folder with an unfinished run of another recipe.
     """

@@ -1,4 +1,4 @@
-"""Say which requirements this Python lacks.
+"""List the requirements missing in this Python.
 
     .venv/bin/python launch/missing.py requirements.txt
 
@@ -14,8 +14,10 @@ from pip._vendor.packaging.requirements import Requirement
 
 
 def is_there(requirement: Requirement) -> bool:
-    """True if a version that fits is installed; triton may have come with torch under another
-    name."""
+    """Look for a fitting version of a requirement.
+
+    triton may have come with torch under another name.
+    """
     try:
         return requirement.specifier.contains(version(requirement.name), prereleases=True)
     except PackageNotFoundError:

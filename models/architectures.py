@@ -1,4 +1,4 @@
-"""The model: torchtitan's Llama 3 with tied embeddings and a choice of the attention kernel.
+"""Build the model: torchtitan's Llama 3 with tied embeddings and a choice of the attention kernel.
 
 `model.flavor` chooses an architecture and its size, which `model.sizes` changes. A Llama's sizes
 are one line each in `FLAVORS`; extensions bring other architectures.
@@ -43,7 +43,7 @@ class FromRecipe(Dense):
     attention_backend: str = "auto"  # or a key of `ATTENTION_BACKENDS`
 
     def update_from_config(self, job_config, **kwargs) -> None:
-        """Take the recipe's keys. Raises `InputError` for heads that cannot be."""
+        """Take the recipe's keys. Raises `InputError` for impossible heads."""
         super().update_from_config(job_config, **kwargs)
         self.attention_backend = job_config.model.attention_backend
         for name, size in vars(job_config.model.sizes).items():
@@ -69,7 +69,7 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
     qk_norm: ClassVar[bool] = False
 
     def update_from_config(self, job_config, **kwargs) -> None:
-        """Take the recipe's keys. Raises `InputError` for sizes that cannot be a Llama's."""
+        """Take the recipe's keys. Raises `InputError` for sizes impossible in a Llama."""
         if job_config.model.sizes.head_dim:
             raise InputError("model.sizes.head_dim is dim / n_heads in a Llama: leave it out")
         super().update_from_config(job_config, **kwargs)
@@ -88,7 +88,7 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
 
     @hidden_dim.setter
     def hidden_dim(self, width: int) -> None:
-        """Set the two arguments that torchtitan computes the width from: 1, rounded up to it."""
+        """Set torchtitan's two arguments for a width: 1, rounded up to a multiple of it."""
         self.ffn_dim_multiplier, self.multiple_of = 0.5 / self.dim, width
 
 
@@ -122,17 +122,17 @@ FLAVORS = {
 
 
 class InnerAttention(nn.Module):
-    """Causal scaled_dot_product_attention by the kernel that the recipe names."""
+    """Causal scaled_dot_product_attention by the recipe's kernel."""
 
     def __init__(self, backend: str):
         super().__init__()
         self.backend = backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool, **_) -> Tensor:
-        """q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim); returns the
-        shape of q.
+        """Attend: return a tensor of the shape of q.
 
-        Scores are scaled by head_dim^-0.5, which some of torchtitan's models also pass as `scale`.
+        q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim). Scores are scaled
+        by head_dim^-0.5, which some of torchtitan's models also pass as `scale`.
         """
         chosen = ATTENTION_BACKENDS.get(self.backend)  # none for "auto"
         with sdpa_kernel(chosen) if chosen else nullcontext():
@@ -140,8 +140,7 @@ class InnerAttention(nn.Module):
 
 
 class Llama(Transformer):
-    """torchtitan's Transformer with the attention kernel that the recipe names and, where the
-    flavor says so, a tied output head."""
+    """torchtitan's Transformer with the recipe's attention kernel and, by flavor, a tied head."""
 
     compile_blocks = titan.apply_compile  # all blocks share the graph of one
 
@@ -164,7 +163,7 @@ class Llama(Transformer):
 
 
 class Architecture(NamedTuple):
-    """A model's class, and the arguments that it is built with, by flavor."""
+    """A model's class, and its arguments by flavor."""
 
     model: type[nn.Module]
     flavors: dict[str, FromRecipe]
@@ -193,7 +192,7 @@ def architecture(config) -> Architecture:
 def model_args(config) -> FromRecipe:
     """Give the flavor's arguments with the recipe's keys in them.
 
-    Raises `InputError` for a flavor or sizes that cannot be.
+    Raises `InputError` for an unknown flavor or impossible sizes.
     """
     args = replace(architecture(config).flavors[config.model.flavor])  # the flavor stays as it is
     args.update_from_config(config)

@@ -1,4 +1,4 @@
-"""Multiply on CPUs as fast as they can, where oneDNN, to which PyTorch hands matmuls, cannot.
+"""Speed up matmuls on CPUs without fast code in oneDNN, PyTorch's library for them.
 
 Importing this module replaces kernels of such a CPU:
 
@@ -56,7 +56,7 @@ def off_onednn(kernel, keys, *operands, **options) -> Tensor:
 
 
 def onednn_is_slow_in_fp8() -> bool:
-    """True if FP8 matmuls are kept off oneDNN."""
+    """Tell if FP8 matmuls are kept off oneDNN."""
     sets = device.INSTRUCTION_SETS
     return "amx_int8" in sets and "amx_fp16" not in sets
 

@@ -1,4 +1,4 @@
-"""The device of this machine, and a CPU where torchtitan expects an accelerator.
+"""Describe this machine's device, and put a CPU where torchtitan expects an accelerator.
 
 torchtitan 0.2.2 picks its device module while it is imported, and takes CUDA on a machine without a
 GPU. Importing this module before torchtitan puts a CPU device there instead, and keeps out what
@@ -36,8 +36,10 @@ TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _line_of(file: str, name: str) -> str:
-    """Read a line of a file that Linux writes, by a pattern of what begins it; empty if it has
-    none."""
+    """Read a line `name: value` of one of Linux's files; empty if there is none.
+
+    `name` is a pattern. Returns the value.
+    """
     found = re.search(rf"^(?:{name})\s*:\s*(.*)$", Path(file).read_text(), re.MULTILINE)
     return found[1] if found else ""
 
@@ -101,7 +103,7 @@ def cpu_name() -> str:
 
 
 def instruction_sets() -> list[str]:
-    """Name those of the processor that numerical code is chosen by, as Linux does."""
+    """List the processor's instruction sets for numerical code, by Linux's names."""
     numerical = r"\b(?:(?:avx|amx|f16c|asimd|sve|bf16)\w*|fma\b|sme\d*\b)"
     return re.findall(numerical, _line_of("/proc/cpuinfo", "flags|Features"))
 
@@ -117,7 +119,7 @@ def memory_bytes() -> int:
 
 
 def peak() -> gpus.Gpu | None:
-    """Find this GPU in models/gpus.py; None for a CPU and for a GPU that is not there."""
+    """Find this GPU in the table of models/gpus.py; None for a CPU or a GPU not in the table."""
     return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
 
 
@@ -168,15 +170,17 @@ class Stopwatch:
 
 
 def put(x: Tensor, where: torch.device) -> Tensor:
-    """Copy a tensor of the host to the device, without waiting for the work that the device has."""
+    """Copy a tensor of the host to the device, without waiting for the device's work."""
     if TYPE == "cpu":
         return x
     return x.pin_memory().to(where, non_blocking=True)
 
 
 def read_later(scalar: Tensor) -> Callable[[], float]:
-    """Have a scalar tensor copied to the host; the call waits for that, and for no work given to
-    the device since."""
+    """Start copying a scalar tensor to the host; return a function for its value.
+
+    The function waits for the copy, and for no work given to the device since.
+    """
     copy, copied = scalar.to("cpu", non_blocking=True), mark()
 
     def read() -> float:

@@ -1,12 +1,14 @@
-"""The one kind of error that is the user's to mend."""
+"""Define `InputError`, the one kind of error for the user to mend."""
 
 import re
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Bad input: the message is one sentence (or one line per fault) that says what is wrong and
-    how to mend it."""
+    """Bad input: the message says what is wrong and how to mend it.
+
+    It is one sentence, or one line per fault.
+    """
 
 
 def by_pattern(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""FP8 for these models: what it is, which linear layers run in it, with which scaling, and how.
+"""Train linear layers in FP8: choose layers, scaling and kernel; convert the layers.
 
 Formats. An FP8 number has 8 bits. e4m3 spends 4 of them on the exponent and 3 on the mantissa: its
 largest value is 448, and rounding is off by up to 1/16. e5m2 spends 5 and 2: up to 57,344, off by
@@ -75,7 +75,7 @@ class Matmul(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What FP8 changes of a model: nothing, as these values say, in a recipe without FP8."""
+    """FP8's changes to a model: none, by these defaults, in a recipe without FP8."""
 
     recipe_name: str | None = None
     scaling: Scaling | None = None  # of that name
@@ -103,7 +103,7 @@ def choose(model: nn.Module, keys) -> Choice:
 
 
 def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
-    """Choose the linear layers to convert: all plain ones but those that `filter_fqns` names.
+    """Choose the linear layers to convert: all plain ones not named by `filter_fqns`.
 
     `filter_fqns` are full module names or shell patterns over them (`output`,
     `layers.*.attention.wk`), `first_and_last_block`, or `auto_filter_small_kn`, torchao's heuristic
@@ -174,7 +174,7 @@ def _cpu_takes_row_scales() -> bool:
 
 
 def convert(model: nn.Module, plan) -> None:
-    """Swap the linear layers that a plan chose for torchao's, in place."""
+    """Swap a plan's chosen linear layers for torchao's, in place."""
     fp8, keys = plan.fp8, plan.config.quantize.linear.float8
     if not fp8.layers:
         return
@@ -194,7 +194,7 @@ def convert(model: nn.Module, plan) -> None:
 
 
 def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
-    """List the FP8 layers of `model` by the names that the model was built with."""
+    """List the FP8 layers of `model` by their names when it was built."""
     modules = model.named_modules()
     return {built_name(name): m for name, m in modules if isinstance(m, Float8Linear)}
 

@@ -1,4 +1,4 @@
-"""FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
+"""Count FLOPs and bytes: pure functions of a model's configuration, the same for every recipe.
 
 `args` is `Sizes`, or a model's arguments: a `Dense` too, with the same attributes.
 """
@@ -9,22 +9,22 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # by
 
 
 def q_dim(args) -> int:
-    """Features of all query heads: `dim` in a Llama, more or less in others."""
+    """Count the features of all query heads: `dim` in a Llama, more or less in others."""
     return args.n_heads * args.head_dim
 
 
 def kv_dim(args) -> int:
-    """Features of all key (or value) heads."""
+    """Count the features of all key (or value) heads."""
     return args.n_kv_heads * args.head_dim
 
 
 def embedding(args) -> int:
-    """Parameters of the input embedding; 0 of a tied one, which is the head."""
+    """Count the parameters of the input embedding: 0 if it is tied, so counted as the head."""
     return 0 if args.enable_weight_tying else args.vocab_size * args.dim
 
 
 def count(number: float) -> str:
-    """Write a number of parameters with three digits, in millions or billions."""
+    """Format a number of parameters in words: three digits, in millions or billions: `8.05 B`."""
     return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
 
 
@@ -62,7 +62,7 @@ class Dense:
         return linears + norms + embedding(self)
 
     def idle(self) -> int:
-        """Count the parameters that a token does not meet; a dense model has none."""
+        """Count the parameters unused by a token; a dense model has none."""
         return 0
 
     def describe(self) -> str:
@@ -82,7 +82,7 @@ class Dense:
         return 6 * weights + (6 if causal else 12) * attention
 
     def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
-        """Count the features of a layer that are kept for the backward pass of a token.
+        """Count the features of a layer kept for the backward pass of a token.
 
         Of width dim: the inputs of both norms, and their outputs. Of the heads' width: queries,
         keys, values and attention's output; queries and keys before their norms. Of the SwiGLU
@@ -111,7 +111,7 @@ class Sizes(Dense):
 
 
 def memory_by_use(config, args, shards: int, passes: int = 1) -> dict[str, float]:
-    """Estimate the bytes that a resolved recipe's training needs on each device, by use.
+    """Estimate the bytes of a resolved recipe's training on each device, by use.
 
     Args:
         config: the recipe's `JobConfig`.
@@ -142,7 +142,7 @@ def memory(
     recomputes: bool = False,
     in_fp8: bool = False,
 ) -> dict[str, float]:
-    """Estimate the bytes that training needs on each device at the step's fullest moment, by use.
+    """Estimate the bytes of training on each device at the step's fullest moment, by use.
 
     That is one of two: the beginning of the backward pass, when all activations are kept, or its
     end, when all gradients are there. To within 10 % of what PyTorch's allocator counts.

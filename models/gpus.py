@@ -1,4 +1,4 @@
-"""What GPUs can do, by their makers' datasheets."""
+"""List what GPUs can do, by their makers' datasheets."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The scalings of FP8 that torchao has: what `quantize.linear.float8.recipe_name` can be.
+"""List torchao's scalings of FP8, the values of `quantize.linear.float8.recipe_name`.
 
 A cast multiplies values by a scale that takes the largest of them to the format's largest value.
 Scalings differ in which values share a scale:

@@ -33,6 +33,7 @@ ROOMS = {
     ],
 }
 OURS = ("experiments.", "models.", "analysis.", "extensions.")
+CORE = ("models", "experiments", "analysis", "launch")
 EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("extensions/*/__init__.py"))
 COMMANDS = [f"experiments/{path.stem}" for path in sorted(ROOT.glob("experiments/[a-z]*.py"))]
 ROOMS |= dict.fromkeys(COMMANDS, list(ROOMS))  # a command uses all rooms, and no other command
@@ -64,12 +65,22 @@ def test_imports_go_down_only(room):
 
 def test_the_core_names_no_extension():
     """In code; comments and docstrings may."""
-    for room in ("models", "experiments", "analysis", "launch"):
+    for room in CORE:
         for path in (ROOT / room).rglob("*.py"):
             with tokenize.open(path) as file:
                 tokens = [token.string for token in tokenize.generate_tokens(file.readline)]
             code = " ".join(text for text in tokens if not text.startswith(('"""', "#")))
             assert not {*re.findall(r"(?<![\w-])\w+", code)} & {*EXTENSIONS}, path
+
+
+def test_docstrings_of_the_core_begin_with_a_plain_line():
+    """A verb and its object, or a noun, without a relative clause."""
+    for room in CORE:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    line = (ast.get_docstring(node) or "").partition("\n")[0]
+                    assert not re.search("(?i)\\b(that|which|those)\\b", line), (path, line)
 
 
 LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}

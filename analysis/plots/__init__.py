@@ -1,9 +1,9 @@
-"""The figures: a comparison in, a matplotlib Figure out. Nothing here computes a result or writes a
-file.
+"""Draw the figures: a comparison in, a matplotlib Figure out.
 
-The title of a figure is its finding. A recipe has the same name, colour and marker in every figure.
-Its completed runs are drawn together. A run that is not completed has a dashed line of its own,
-labelled with its status, and no bar. A figure without data says why.
+Nothing here computes a result or writes a file. The title of a figure is its finding. A recipe has
+the same name, colour and marker in every figure. Its completed runs are drawn together. A run that
+is not completed has a dashed line of its own, labelled with its status, and no bar. A figure
+without data says why.
 """
 
 from analysis.comparison import Comparison

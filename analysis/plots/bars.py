@@ -1,4 +1,4 @@
-"""Rows of horizontal bars, one a recipe: speed, first step and memory."""
+"""Draw rows of horizontal bars, one a recipe: speed, first step and memory."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""Lines by step: the loss, its difference to the reference's, and the lead in wall time."""
+"""Draw lines by step: the loss, its difference to the reference's, and the lead in wall time."""
 
 import math
 
@@ -195,7 +195,7 @@ def find_farthest(axes: Axes, comparison: Comparison) -> None:
 
 @plot
 def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> None:
-    """Draw the seconds that each recipe is ahead of the reference.
+    """Draw each recipe's lead over the reference, in seconds of wall time.
 
     Above zero a recipe has taken less wall time; a mark shows where it gets or loses the lead.
     Each run is drawn against the mean of the reference's.

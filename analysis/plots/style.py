@@ -1,4 +1,4 @@
-"""What all figures share: how a recipe looks, panels, findings, notes, and bytes that do not vary.
+"""Draw what all figures share: looks of recipes, panels, findings, notes. Bytes do not vary.
 
 Fonts, sizes and grids are in style.mplstyle, the looks of recipes in looks.yaml and
 extensions/*/looks.yaml.
@@ -57,7 +57,7 @@ def name(recipe: str) -> str:
 
 
 def short_name(recipe: str) -> str:
-    """Break what a recipe is called into lines that fit beside a panel."""
+    """Break a recipe's name into lines to fit beside a panel."""
     return textwrap.fill(name(recipe), 17)
 
 
@@ -72,11 +72,11 @@ class NoData(Exception):
 
 
 class Plot(Figure):
-    """A figure that a notebook shows by itself, and the same way each time."""
+    """A figure shown by notebooks as it is, with the same bytes each time."""
 
     @property
     def empty(self) -> bool:
-        """Whether no panel has data."""
+        """True if no panel has data."""
         return not any(axes.axison for axes in self.axes)
 
     @property
@@ -121,7 +121,7 @@ def panels(draws: list[Sequence], size: tuple[float, float] = HALF_PAGE, columns
 
 
 def plot(draw: Callable[..., None]) -> Callable[..., Plot]:
-    """Make `draw(axes, ...)` a function of the other arguments that returns a figure.
+    """Turn `draw(axes, ...)` into a function of the other arguments, returning a figure.
 
     Its attribute `on`, which `panels` calls, is `draw`.
     """

@@ -1,8 +1,8 @@
-"""The recipe's types: torchtitan's `JobConfig`, and the few keys that torchtitan has no name for.
+"""Declare the keys of a recipe: torchtitan's `JobConfig`, and a few keys it lacks.
 
-A key keeps torchtitan's section, name, default and documentation. `LIMITS` has torchtitan's keys
-with fewer values that make sense, `LEFT_OUT` those that no recipe sets. The classes declare the
-keys that this project adds.
+A key keeps torchtitan's section, name, default and documentation. `LIMITS` narrows the values of
+torchtitan's keys, and `LEFT_OUT` lists the keys of torchtitan that no recipe sets. The classes
+declare the keys that this project adds.
 """
 
 import importlib
@@ -74,7 +74,7 @@ NOT_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
 IN_FOLDER = "always in the run's folder, which is --out; leave it out"
 UNUSED = "not supported; leave it out"
 LEFT_OUT = {
-    "job.": "a run's folder is --out, its line the recipe's `description`; leave it out",
+    "job.": "not a recipe key: set the folder with --out and the text with `description`",
     "profiling.save_": IN_FOLDER,
     "metrics.save_tb_folder": IN_FOLDER,
     "model.name": "follows from model.flavor; leave it out",
@@ -211,11 +211,11 @@ class Config(titan.JobConfig):
 
 
 def finish(cls: type, path: str = "") -> type:
-    """Turn a section's class, and those of the sections in it, into dataclasses in which every
-    field has a default.
+    """Turn a section's class, and the classes of its sections, into dataclasses.
 
-    A key of `LEFT_OUT` becomes a ClassVar: pydantic refuses it in a recipe, and torchtitan reads
-    its own value.
+    Every field has a default. With `LIMITS`, torchtitan's `optimizer.lr: float = 8e-4` becomes
+    `lr: NotNegative = 8e-4`. A key of `LEFT_OUT` becomes a ClassVar: pydantic refuses it in a
+    recipe, and torchtitan reads its own value. `path` is the section's, with a dot at its end.
     """
     for key in fields(cls.__base__) if is_dataclass(cls.__base__) else ():
         name = f"{path}{key.name}"
@@ -249,10 +249,10 @@ def extensions_of(keys: Keys) -> dict[str, ModuleType]:
 
 
 def validate(keys: Keys, extensions: dict[str, ModuleType]) -> Config:
-    """Validate keys one by one, then together; fill in defaults. JSON is pydantic's mode in which 1
-    is a float too.
+    """Validate keys one by one, then together; fill in defaults.
 
-    Raises `InputError` with a line for each wrong key.
+    Validates JSON, because in strict Python mode pydantic takes no dict for a dataclass. Raises
+    `InputError` with a line for each wrong key.
     """
     own = [(name, extension.Keys) for name, extension in extensions.items()]
     check = validator(*own).validate_json
@@ -266,15 +266,15 @@ def validate(keys: Keys, extensions: dict[str, ModuleType]) -> Config:
     return config
 
 
-@cache  # so that equal recipes are of one class
+@cache  # one class for each set of extensions: dataclasses of two classes are never equal
 def validator(*extensions: tuple[str, type]) -> TypeAdapter:
-    """Make the validator of recipes that have sections of extensions: name and dataclass."""
+    """Make the validator of recipes with these sections of extensions: (name, dataclass) each."""
     sections = [(name, keys, field(default=None)) for name, keys in extensions]
     return TypeAdapter(make_dataclass("WithExtensions", sections, bases=(Config,)))
 
 
 def contradictions(config: Config) -> list[tuple[str, str]]:
-    """List what no key tells alone: the key to look at, and what to do."""
+    """List contradictions between keys: (the key to look at, what to do) each."""
     training, float8 = config.training, config.quantize.linear.float8
     local, whole = training.local_batch_size, training.global_batch_size
     tokens, total_steps = training.seq_len * local, config.lr_scheduler.total_steps

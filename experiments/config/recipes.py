@@ -1,4 +1,4 @@
-"""Recipes: YAML in, one validated torchtitan `JobConfig` out.
+"""Resolve recipes: YAML in, one validated torchtitan `JobConfig` out.
 
 A recipe is `NAME.yaml` in `recipes/` or an extension's: its parent (`base:`), one line about it
 (`description:`), and the keys it changes in the sections of `experiments/config/keys.py`. Its
@@ -85,12 +85,12 @@ class Recipe:
         return found[0] if found else default
 
     def hooks(self, name: str) -> list[Callable]:
-        """Return each extension's function that adds to what the core does."""
+        """Return all extensions' functions called `name`: they add to what the core does."""
         modules = self.extensions.values()
         return [getattr(module, name) for module in modules if hasattr(module, name)]
 
     def with_seed(self, seed: int) -> "Recipe":
-        """Give this recipe another seed."""
+        """Return this recipe with another seed."""
         config, overrides = deepcopy(self.config), [*self.made.overrides, f"debug.seed={seed}"]
         config.debug.seed = seed
         made = self.made.model_copy(update={"overrides": overrides})
@@ -98,7 +98,7 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the keys of a run, but for how long it is."""
+        """Digest of a run's keys, without the section `job` and the number of steps."""
         sections = asdict(self.config)
         del sections["job"], sections["training"]["steps"]
         return digest(json.dumps(sections, sort_keys=True))
@@ -169,10 +169,10 @@ def load(
 
 
 def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, Keys]:
-    """Read a recipe or overlay and its ancestors in `folder`: its head, and the merged keys, its
-    own last.
+    """Read a recipe or overlay and its ancestors in `folder`.
 
-    `below`: the files that led here, which cannot be ancestors.
+    Returns its head and the merged keys, its own last. `below`: the files that led here; none of
+    them can be an ancestor.
     """
     keys = read_file(path)
     head = validated(_Head.model_validate, {"name": path.stem} | nested(keys), keys)
@@ -207,7 +207,7 @@ def to_yaml(recipe: Recipe, plan=None) -> str:
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> None:
-    """Check that a folder has no recipe.yaml, or this recipe's, whose steps may be others.
+    """Refuse a folder with the recipe.yaml of another recipe; its number of steps may differ.
 
     Raises `InputError`.
     """
@@ -220,12 +220,12 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
 
 
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
-    """List (key.path, value before, value after) of the keys that differ."""
+    """List (key.path, value before, value after) of the changed keys."""
     old, new = flat(asdict(before)), flat(asdict(after))
     differ = [key for key in old | new if old.get(key) != new.get(key)]
     return [(key, old.get(key), new.get(key)) for key in differ]
 
 
 def digest(text: str) -> str:
-    """Tell texts apart by 8 letters."""
+    """Hash a text to 8 hex digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,5 +1,7 @@
-"""YAML in which every key knows where it was written: find files by their names, read them and
-`key.path=value`, and say in which line a mistake was made."""
+"""Read YAML and remember where each key was written, to name the line of a mistake.
+
+Files are found by their names; `key.path=value` of the command line is read like a file.
+"""
 
 import difflib
 import itertools
@@ -37,15 +39,16 @@ put upon earlier ones with `|`."""
 
 
 def yaml_files(folder: Path) -> dict[str, Path]:
-    """List a folder's YAML files by name, then those of extensions' folders of the same name."""
+    """List YAML files by name: a folder's, then the extensions', e.g. of extensions/*/recipes/."""
     own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
     return {path.stem: path for path in [*sorted(own), *sorted(others)]}
 
 
 def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
-    """Return what has a name.
+    """Look up a name in `known`.
 
-    Raises `InputError`: the nearest names, and all of them if they are few.
+    Raises `InputError` with the nearest names, and with all of them if they are few. The message
+    begins with `origin`; `kind` says what should have the name.
     """
     if name in known:
         return known[name]
@@ -92,7 +95,7 @@ def read_override(override: str) -> Keys:
 
 
 def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
-    """Read the YAML document of the key `path`, whose lines count from 1.
+    """Read a YAML document as the value of the key `path`; its lines count from 1.
 
     Raises `InputError` for the first fault.
     """
@@ -100,6 +103,7 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
 
     def take(node: yaml.Node, path: str, line: int) -> None:
         origin = origin_of(line)
+        # a.b.c: a, a.b, a.b.c
         for section in itertools.accumulate(path.split("."), "{}.{}".format):
             keys.setdefault(section, Given({}, origin))
         if isinstance(node, yaml.MappingNode):
@@ -135,8 +139,10 @@ def dump(data: dict) -> str:
 
 
 def nested(keys: Keys) -> dict:
-    """Put keys into their sections. Where a value stands in a section's place, what other layers
-    have in that section is left out."""
+    """Put keys into their sections.
+
+    Where a layer has a value in a section's place, the section's keys in other layers are left out.
+    """
     sections = {"": {}}
     for path, (value, _) in keys.items():
         section, _, name = path.rpartition(".")
@@ -148,7 +154,7 @@ def nested(keys: Keys) -> dict:
 
 
 def flat(sections: dict, prefix: str = "") -> dict[str, object]:
-    """Give the value of every key that isn't a section, by `key.path`."""
+    """Flatten sections into {key.path: value}."""
     found = {}
     for key, value in sections.items():
         if isinstance(value, dict):
@@ -174,12 +180,12 @@ def validated(
     known: Iterable[str] = (),
     left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
-    """Return what pydantic's `check` makes of `data`, made of `keys`.
+    """Validate `data`, made of `keys`, with pydantic's `check`; return the result.
 
     Raises `InputError` for the keys that it refuses.
 
     Args:
-        known: the keys that there are.
+        known: all existing keys, to suggest one of them.
         left_out: what to do instead of a key, by how such keys begin.
     """
     try:
@@ -201,7 +207,7 @@ def validated(
 
 
 def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
-    """Say what is wrong with one key; `details` has an error for each type that it may have."""
+    """Say what is wrong with one key; `details` has an error for each type allowed there."""
     kind, value = details[0]["type"], details[0]["input"]
     if kind == "missing":
         return "is missing"
@@ -212,8 +218,10 @@ def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """End a sentence with the nearest names, or with keys of that name in other sections; empty if
-    there are none."""
+    """Suggest keys of the same name in other sections, else the nearest names.
+
+    Returns the end of a sentence; empty if there are none.
+    """
     last = name.rpartition(".")[2]
     near = [other for other in known if other.endswith(f".{last}")]
     near = near or difflib.get_close_matches(name, known)

@@ -1,4 +1,4 @@
-"""From a token file to torchtitan's batches."""
+"""Make torchtitan's batches from a token file."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -21,8 +21,10 @@ Row = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 def open_data(plan):
-    """Open the token file of a plan, prepared where it is not there yet; return the plan with it,
-    and what the run reads. Raises `InputError`."""
+    """Open a plan's token file, writing it first if it is missing.
+
+    Returns the plan with it, and a sentence about what the run reads. Raises `InputError`.
+    """
     earlier = plan.recipe.made.plan
     if earlier and Path(earlier["token_file"]).exists():
         token_file = TokenFile.open(Path(earlier["token_file"]))
@@ -34,7 +36,7 @@ def open_data(plan):
 
 
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
-    """Raise InputError where the corpus has tokens that the model's embedding has no row for."""
+    """Raise InputError if the tokenizer has more tokens than the model's embedding has rows."""
     if token_file.vocab_size > model_vocab_size:
         raise InputError(
             f"the tokenizer of {token_file.dataset} has {token_file.vocab_size:,} tokens and the "
@@ -44,7 +46,7 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 
 
 def describe(token_file: TokenFile, config: Config, processes: int = 1) -> str:
-    """Say in a sentence what a run reads of a token file. Raises InputError if that is no row."""
+    """Say in a sentence what a run reads of a token file. Raises InputError if it has no row."""
     rows, training = len(Rows(token_file, config)), config.training
     # a global batch of -1 is one forward pass of each process
     batch = max(training.global_batch_size, training.local_batch_size * processes)
@@ -101,7 +103,7 @@ class Loader(BaseDataLoader):
     """
 
     def __init__(self, token_file: TokenFile, config: Config, own_rows: Callable = iter):
-        """Give batches in an order that `debug.seed` decides, of the rows that `own_rows` takes.
+        """Order the rows by `debug.seed`; `own_rows` takes this process's from their numbers.
 
         Raises InputError if the corpus has no row.
         """

@@ -1,5 +1,5 @@
-"""How a command begins, is asked to stop, and ends: its arguments and log, the signals that it
-obeys, its exit code, and its sentence about bad input."""
+"""Begin, stop and end a command: its arguments and log, the signals it obeys, its exit code, and
+its sentence about bad input."""
 
 import _thread
 import argparse
@@ -58,12 +58,12 @@ class CommandLine(argparse.ArgumentParser):
         add("overrides", nargs="*", default=[], metavar="key.path=value", help=what)
 
     def add_overlays(self) -> None:
-        """Add `--overlay`, which may be repeated."""
+        """Add the repeatable option `--overlay`."""
         what = "where or how big, e.g. cpu, in place of a study's; may be repeated"
         self.add_argument("--overlay", action="append", default=[], metavar="O", help=what)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse finds wrong as `InputError`."""
+        """Raise argparse's message as `InputError`."""
         raise InputError(f"{message}; -h lists arguments, options and keys")
 
 
@@ -80,7 +80,10 @@ def seeds(text: str) -> list[int]:
 
 
 def check_alone() -> None:
-    """Check that this process is the only one of its run or study. Raises `InputError`."""
+    """Refuse to be one of several processes started by torchrun. Raises `InputError`.
+
+    The environment variable WORLD_SIZE tells; no other process is looked for.
+    """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
             "WORLD_SIZE is set, as under torchrun, and this takes one process: unset it, or start "
@@ -129,7 +132,7 @@ class Stop:
     """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal."""
 
     def __init__(self):
-        self.deferred = False  # set once a step boundary will come that looks at `code`
+        self.deferred = False  # true while somebody looks at `code`: a step boundary, `run_all`
         self.code, self.why = 0, ""
         self._asked_at = 0.0
 
@@ -149,11 +152,11 @@ class Stop:
                 sys.exit(FOR_GOOD)
 
     def _handle(self, number: int, frame) -> None:
-        """Note a request. The first wins: a cluster that wants a job to come back may send SIGTERM
-        after it.
+        """Note a request; raise at once if nobody defers it, or at a second Ctrl-C.
 
-        A second Ctrl-C does not wait for a step's end. A study passes it on as SIGINT; without a
-        study, what comes within a second is the same Ctrl-C by another way.
+        The first request wins: a cluster that wants a job to come back may send SIGTERM after it. A
+        study passes a second Ctrl-C on as SIGINT; without a study, what comes within a second is
+        the same Ctrl-C by another way.
         """
         again = STARTER_PID in os.environ or time.monotonic() > self._asked_at + 1
         insists = self.code and number == signal.SIGINT and again
@@ -183,7 +186,7 @@ class _Output(io.FileIO):
 
 
 def code_of(command: Callable[[], int]) -> int:
-    """Do a command's work; returns its exit code. Bad input is said in a sentence."""
+    """Do a command's work; return its exit code. Bad input is printed as a sentence."""
     try:
         return command()
     except InputError as error:

@@ -100,7 +100,10 @@ class Job:
         return True
 
     def ended(self) -> bool:
-        """Return whether the run has ended, and say how."""
+        """Poll the process; once it has ended, set `code`, delete its caches and say how it ended.
+
+        Returns whether it has ended.
+        """
         code = self.process.poll()
         if code is None:
             return False
@@ -149,8 +152,7 @@ def run_all(runs: list[Job], stop: Stop) -> None:
 
 
 def _work(runs: list[Job], stop: Stop) -> None:
-    """Start runs as GPUs become free, pass a request to stop on, and say how runs get on and
-    end."""
+    """Start runs as GPUs become free, forward stop signals, and say how runs get on and end."""
     waiting, running, asked, kill_at = list(runs), [], False, math.inf
     line_at = begun = time.monotonic()
     while running or (waiting and not stop.code):
@@ -202,9 +204,9 @@ def _send(runs: list[Job], request: signal.Signals) -> None:
 
 
 def gpus() -> list[str | None]:
-    """List the GPUs that a cluster gave (CUDA_VISIBLE_DEVICES: indices or UUIDs), or all of them.
+    """List the GPUs of CUDA_VISIBLE_DEVICES (indices or UUIDs), or all of this machine.
 
-    [None] where there is none, whatever the variable says.
+    [None] without a GPU, whatever the variable says.
     """
     import torch
 
@@ -215,10 +217,10 @@ def gpus() -> list[str | None]:
 
 
 def binding(gpu: str | None) -> list[str]:
-    """Return the `numactl` command that keeps a process on the Grace CPU of its Hopper GPU, and in
-    that CPU's memory.
+    """Return the `numactl` command to bind a process to its Hopper GPU's Grace CPU and memory.
 
-    Empty on other machines, where a GPU's number does not say which cores are near.
+    The memory is the CPU's. Empty on other machines, where a GPU's number does not say which cores
+    are near.
     """
     # A Grace Hopper lists each GPU's own memory as a node without cores
     cpus = [cores for cores in NODES.glob("node*/cpulist") if cores.read_text().strip()]

@@ -1,5 +1,4 @@
-"""Files, written whole or not at all; and folders of runs and studies: named, checked, and locked
-while in use."""
+"""Write files whole or not at all; name, check and lock the folders of runs and studies."""
 
 import fcntl
 import logging
@@ -32,8 +31,7 @@ def run_folder(name: str, seed: int) -> Path:
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
-    """Check that a folder is new, empty, or holds an unfinished `kind` (run or study), which has
-    one of the files `marks`.
+    """Check a folder: new, empty, or with a `kind` (run or study), known by a file of `marks`.
 
     Hidden files are nobody's. Raises `InputError`.
     """

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and a study beside its runs: the name of each file and what it holds.
+"""Describe the files of a run, and of a study beside its runs: their names and contents.
 
 Training writes with these models and analysis reads with them; nothing else describes a run
 directory. A study's folder has `study.yaml`, what the study was started with.
@@ -58,7 +58,7 @@ Loss = float | None
 
 
 class StudyFile(BaseModel):
-    """What a study was started with: the part that a reader of its runs needs."""
+    """What a study was started with, as far as a reader of its runs needs it."""
 
     recipes: list[str] = []
     seeds: list[Seed] = []
@@ -88,13 +88,15 @@ class Record(BaseModel):
 
     @classmethod
     def read_if_there(cls, path: Path) -> Self | None:
-        """Read a record that a run may have ended too early to write. Raises `RecordError` if it
-        does not fit."""
+        """Read a record; None if it is missing: the run may have ended too early to write it.
+
+        Raises `RecordError` if it does not fit.
+        """
         return cls.read(path) if path.exists() else None
 
     @classmethod
     def parse(cls, content: bytes, place: str) -> Self:
-        """Read the JSON of a record. Raises `RecordError`, which names its `place`."""
+        """Read the JSON of a record. Raises `RecordError` with its `place`."""
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
@@ -196,7 +198,7 @@ class Manifest(Record):
 
 
 class Environment(Record):
-    """All that was installed, and how the code differs from its commit."""
+    """All installed packages, and how the code differs from its commit."""
 
     packages: dict[str, str]
     diff: str | None
@@ -216,8 +218,8 @@ class LogInterval(Record):
     lr: float  # of the last step
     tokens_per_s: Positive  # over all steps of the interval, padding included
     valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
-    # Duration of each step, from the end of the step before: with what that one's end took, as a
-    # checkpoint or a trace
+    # Duration of each step, measured from the end of the previous step, so it includes that step's
+    # checkpoint or trace
     step_s: list[Positive]
     # The host's wait for data in each step, which on a GPU may overlap with work
     data_wait_s: list[float]
@@ -291,7 +293,7 @@ class Timing(Record):
 
 
 class Stretch(Record):
-    """What the profile of one step showed, for a stretch of steps that do the same work."""
+    """The profile of one step, for a stretch of steps with the same work."""
 
     in_fp8: bool
     profiled_step: AtLeast1
@@ -306,7 +308,7 @@ class Stretch(Record):
 
 
 class Parameters(Record):
-    """Which parameters the optimizer steps, and which moved in its first step."""
+    """The parameters in the optimizer and outside it, and their moves in its first step."""
 
     trainable: Count
     in_optimizer: Count
@@ -320,7 +322,7 @@ class Parameters(Record):
 
 
 class Proof(Record):
-    """What a run did. What an extension shows of it stands under the extension's name."""
+    """The evidence of what a run did; an extension adds its own under its name."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, dict]
@@ -341,5 +343,5 @@ class Proof(Record):
 
     @property
     def fp8_share(self) -> float:
-        """The share of the matmul FLOPs that ran in FP8, counted anew; 0 without a matmul."""
+        """The FP8 share of the matmul FLOPs, counted anew; 0 without a matmul."""
         return self.fp8_flops / max(1, sum(self.gemm_flops.values()))

@@ -1,4 +1,4 @@
-"""One attempt at a run: its directory, its training, how it ended.
+"""Make one attempt at a run: its directory, its training, its end.
 
 What the files of the directory hold is in experiments/records/run.py.
 """
@@ -57,7 +57,7 @@ class End(NamedTuple):
 
 
 def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> int:
-    """Train into `out` (None: a new folder under runs/); returns the exit code.
+    """Train into `out` (None: a new folder under runs/); return the exit code.
 
     Raises `InputError` for a folder that cannot be used.
     """
@@ -70,8 +70,10 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> in
 
 
 def be_alone() -> None:
-    """Tell torch.distributed, which torchtitan needs, that this process is the only one: it waits
-    for nobody and needs no NCCL."""
+    """Set torch.distributed, needed by torchtitan, to this process alone.
+
+    It then waits for nobody and needs no NCCL.
+    """
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
@@ -84,8 +86,12 @@ def train(
     directory: "RunDirectory | None",
     stop: Stop,
 ) -> End:
-    """Train in this process to the end, whatever it is, and write the records, if there is a
-    directory for them; what was found before (`findings`) goes into the log."""
+    """Train in this process to the end, whatever it is; write the records; return the end.
+
+    Args:
+        findings: what was found before, for the log.
+        directory: takes the records; None in all ranks but the first.
+    """
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
     log, after = (out / records.LOG, directory.step) if directory else (None, 0)
     trainer, end = None, End("completed", COMPLETED)
@@ -113,7 +119,7 @@ def train(
 
 
 def _end(error: BaseException, stop: Stop) -> End:
-    """Say how a run ends that an exception ended."""
+    """Map an exception to the run's status and exit code."""
     match error:
         case Interrupted():
             return End("interrupted", error.code, str(error))
@@ -137,7 +143,7 @@ def _end(error: BaseException, stop: Stop) -> End:
 
 @contextmanager
 def only_logged(sentence: str):
-    """Only log a failure within: it comes after the reason why the run ended."""
+    """Log a failure within instead of raising it: why the run ended is known already."""
     try:
         yield
     except FAILURES:
@@ -148,9 +154,9 @@ def only_logged(sentence: str):
 
 
 class RunDirectory:
-    """A run directory that no other live process writes to.
+    """A run directory, locked against other processes.
 
-    `step` is that of the checkpoint to go on from; 0: none. `said` is for the log.
+    `step`: of the checkpoint to go on from; 0: none. `said`: sentences for the log.
     """
 
     def __init__(self, path: Path, plan: Plan):
@@ -175,7 +181,12 @@ class RunDirectory:
         self._take_over(attempt - 1)
 
     def _set_aside(self, earlier: records.Manifest | None) -> int:
-        """Move the records of an unfinished attempt to attempt<k>/; return the next number."""
+        """Move the records of an unfinished attempt to attempt<k>/; return the next number.
+
+        k is the manifest's attempt, and k + 1 is returned. Without a manifest nothing is left to
+        move (the run is new, or a start was killed after its last move): the number returned is one
+        more than there are attempt<k>/.
+        """
         attempt = earlier.attempt if earlier else len(list(self.path.glob("attempt*"))) + 1
         aside = self.path / records.ATTEMPT.format(attempt)
         for name in _MOVED:
@@ -215,8 +226,10 @@ class RunDirectory:
 
 
 def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
-    """Lock a folder that is new, empty, or holds a run unfinished; return the lock, and that run's
-    manifest. Raises `InputError`."""
+    """Lock a run's folder; return the lock, and the manifest of an unfinished run in it.
+
+    Raises `InputError` if the folder holds something else.
+    """
     check_folder(path, "run", records.RECIPE, records.MANIFEST)
     lock = lock_folder(path, "run")
     try:
@@ -235,7 +248,7 @@ def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
 
 
 def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
-    """Say what runs where; write the environment file."""
+    """Write down what runs where, for the manifest; write the environment file."""
     recipe, config, training = plan.recipe, plan.config, plan.config.training
     matmul, peak = plan.fp8.matmul, device.peak()
     commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
@@ -276,7 +289,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
 
 
 def _label(config) -> str:
-    """Name the model in tables: its flavor, and sizes that are others, as `cpu, dim 512`."""
+    """Name the model in tables: its flavor, and changed sizes, as `cpu, dim 512`."""
     sizes = vars(config.model.sizes).items()
     return ", ".join([config.model.flavor, *(f"{name} {size}" for name, size in sizes if size)])
 

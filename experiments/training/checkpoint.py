@@ -65,7 +65,7 @@ def newest(folder: Path, identity: str, last: int) -> tuple[int, list[str]]:
 
 
 def delete_unfinished(folder: Path) -> list[str]:
-    """Delete the checkpoints that were not written to their end; say which."""
+    """Delete incomplete checkpoints; return a sentence about each."""
     said = []
     for path in _found(folder).values():
         if not (path / ".metadata").exists():
@@ -90,7 +90,7 @@ def _set_aside(path: Path, damage: str) -> str:
 
 
 def _identity(checkpoint: Path) -> str:
-    """Read whose a whole checkpoint is, from the trainer's `state_dict`."""
+    """Read the identity of a whole checkpoint's run, from the trainer's `state_dict`."""
     state = {"train_state": {"identity": ""}}
     try:
         load(state, checkpoint)
@@ -119,8 +119,10 @@ class Checkpoints(CheckpointManager):
                 self.purge_queue.put(self._create_checkpoint_id(step))
 
     def close(self) -> None:
-        """Wait for a save that is under way, which torchtitan does not. Delete what one that failed
-        has written: the run's last records may need its room."""
+        """Wait for a save under way, unlike torchtitan; delete the files of a failed save.
+
+        The run's last records may need their room.
+        """
         begun = self.enable and dist.is_initialized()
         if begun:
             with suppress(CheckpointException):

@@ -1,4 +1,4 @@
-"""What this machine must have for a run, which size suits it, and what it is.
+"""Check this machine for a run, choose a size for it, and describe it.
 
 `check_here` raises `InputError` with a sentence that says what to change.
 """
@@ -43,8 +43,10 @@ Finding = tuple[str, str]  # topic, and a sentence for people
 
 
 def check_here(plan: Plan) -> list[Finding]:
-    """Check what this machine must have for a run. The estimate of memory is compared with what
-    each device has: an error only far beyond that."""
+    """Check this machine's driver, units and memory for a run; describe the device.
+
+    The estimated memory is an error only far beyond what each device has.
+    """
     check_driver()
     check_units(plan)
     available, mend = device.memory_bytes(), LESS_MEMORY
@@ -65,9 +67,9 @@ def check_here(plan: Plan) -> list[Finding]:
 
 
 def check_driver() -> None:
-    """Raise `InputError` where there is a GPU that torch cannot use: a run would train on the CPU.
+    """Raise `InputError` for a GPU unusable by torch: a run would train on the CPU.
 
-    An empty CUDA_VISIBLE_DEVICES asks for that, and -1.
+    An empty CUDA_VISIBLE_DEVICES, or -1, asks for the CPU.
     """
     if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
@@ -83,7 +85,7 @@ def check_driver() -> None:
 
 
 def check_units(plan: Plan) -> None:
-    """Check that this machine can compute what a plan asks for, however large it is."""
+    """Check this machine's matmul units and compiler for a plan, whatever the plan's size."""
     config = plan.config
     if device.TYPE == "cpu":
         needs_gpu = ["comm.nccl_max_ctas", "profiling.enable_memory_snapshot"]

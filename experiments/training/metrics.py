@@ -22,13 +22,12 @@ from models import device
 
 
 def compiled_s() -> float:
-    """Return the seconds that torch.compile took of this process, backward graphs included."""
+    """Return torch.compile's seconds in this process so far, backward graphs included."""
     return calculate_time_spent().get("total_wall_time", 0.0)
 
 
 def compile_cache() -> str:
-    """`cold` if inductor compiled any graph, `warm` if all came from its cache, `none` without
-    any.
+    """Return `cold` if inductor compiled any graph, `warm` if all came from its cache, else `none`.
 
     Some graphs cannot be cached (bypass): a block's with recomputation, whose random numbers are an
     operator that inductor has no key for.
@@ -40,13 +39,13 @@ def compile_cache() -> str:
 
 
 def seconds_since_process_start() -> float:
-    """Wall seconds since the kernel started this process, to 10 ms: imports count."""
+    """Return the seconds since the kernel started this process, to 10 ms: imports count."""
     start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Timeline:
-    """Seconds of each part of the start, in the order in which parts were first marked."""
+    """Seconds of each part of the start, in the order of the parts' first marks."""
 
     def __init__(self):
         self.breakdown: dict[str, float] = {}
@@ -101,7 +100,10 @@ class Meter:
             self.not_steady.append(step)
 
     def close(self, step: int, grad_norm: float, lr: float, in_fp8: float) -> LogInterval:
-        """Record the interval that `step` ends; `in_fp8` are FLOPs of a token."""
+        """Record the interval up to `step`; `in_fp8`: FLOPs of a token.
+
+        torchtitan's `log`, which is called after this, empties `data_loading_times`.
+        """
         losses = self.combine(torch.stack(self.losses))
         step_s = self.stopwatch.read()
         waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
@@ -146,7 +148,7 @@ def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, flo
 
 
 def finite(value: float) -> float | None:
-    """Write a number that is not finite as null."""
+    """Return a finite number, and None for any other."""
     return value if math.isfinite(value) else None
 
 
@@ -177,7 +179,7 @@ def tracer(config, begin: int, skip: int) -> AbstractContextManager[profile | No
 
 
 def end_traced_step(profiler: profile) -> bool:
-    """Go on to the next step; returns whether tracing makes it slower."""
+    """Go on to the next step; return whether tracing makes it slower."""
     before = profiler.current_action
     profiler.step()
     return {before, profiler.current_action} != {ProfilerAction.NONE}

@@ -97,7 +97,7 @@ def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
 
 
 def check_whole(config, *_) -> int:
-    """Refuse keys that share a model between processes, as there is one; returns 1, its part."""
+    """Refuse keys of sharding; return 1 shard."""
     keys = [f"parallelism.{key.name}" for key in fields(config.parallelism)]
     keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
     refuse(config, keys, "several processes, and this recipe has one")
@@ -105,7 +105,7 @@ def check_whole(config, *_) -> int:
 
 
 def refuse(config: Config, keys: Iterable[str], needs: str) -> None:
-    """Raise `InputError` for the first of some keys that has another value than its default."""
+    """Raise `InputError` for the first of `keys` with another value than its default."""
     for key in keys:
         default = attrgetter(key)(DEFAULTS)
         if attrgetter(key)(config) != default:

@@ -1,5 +1,4 @@
-"""Prove what a run did, because FP8 fails silently: a run that is not in FP8 trains in bf16 and
-looks fine.
+"""Prove what a run did, because FP8 fails silently: training in bf16 instead looks fine.
 
 Three claims. A claim that does not hold stops the run:
 
@@ -66,7 +65,8 @@ class ProofError(RuntimeError):
 class Proof:
     """Collects the evidence of one run of a plan. Raises `ProofError`.
 
-    `model` is converted and parallelized.
+    `model` is converted and parallelized. Later, `profile` sets `profiled` (what the profiled step
+    ran) and `movement` sets `moved` (what the first optimizer step did to the parameters).
     """
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer):
@@ -93,7 +93,7 @@ class Proof:
 
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
-        """Profile what runs inside, which is `step`; check its matmuls and graphs."""
+        """Profile `step`, run inside; check its matmuls and graphs."""
         checks = self.plan.recipe.hooks("check_profile")
         activities = None if checks else [ProfilerActivity.CPU]  # None: what GPUs do too
         with profile(activities=activities, record_shapes=True) as profiler:
@@ -127,7 +127,7 @@ class Proof:
     @contextmanager
     @torch.no_grad()
     def movement(self) -> Iterator[None]:
-        """Check that what runs inside, the first optimizer step, changes each parameter.
+        """Check the first optimizer step, run inside: it must change each parameter.
 
         After a resume nothing is certain to change: the optimizer's moments are old, and its step
         can be of any size.
@@ -191,7 +191,7 @@ class Proof:
             fp8_flops=profiled.fp8_flops,
             fp8_flops_expected=plan.fp8.flops_per_token * plan.tokens,
             fp8_share_of_matmul_flops=profiled.fp8_flops / total if total else None,
-            stretches={"1": profiled},
+            stretches={"1": profiled},  # by first step: one stretch, unless an extension splits it
             attention=self.attention,
             compiled_graphs=compiled_graphs(),
             parameters=self.moved,
@@ -200,7 +200,7 @@ class Proof:
 
 
 def check_orphans(config, orphans: list[str]) -> None:
-    """Raise `ProofError` for trainable parameters that are in no optimizer."""
+    """Raise `ProofError` for trainable parameters outside the optimizer."""
     if orphans:
         raise ProofError(
             f"{len(orphans)} trainable parameters are in no optimizer and would never learn, "
@@ -238,7 +238,7 @@ def find_matmuls(events: Iterable) -> list[Gemm]:
 
 
 def _find(events: Iterable) -> list[Gemm]:
-    """List the matmuls that operators are or call.
+    """List the matmuls among operators and their calls.
 
     Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm: the latter counts.
     Any other matmul that calls matmuls counts itself.
@@ -315,7 +315,7 @@ def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Gemm]
 
 
 def compiled_graphs() -> int:
-    """Count the graphs that torch.compile made of this process's code; cached kernels count too."""
+    """Count torch.compile's graphs of this process's code; cached kernels count too."""
     return counters["stats"]["unique_graphs"]
 
 
@@ -325,7 +325,7 @@ def compiled_graphs() -> int:
 def _find_witnesses(
     parameter: nn.Parameter, lr: float, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find elements that Adam's first step, lr * g / (|g| + eps), is sure to change.
+    """Find elements sure to change in Adam's first step, lr * g / (|g| + eps).
 
     Returns their indices and values. Half the step is taken for certain, and gradients below 100
     eps are left out.

@@ -1,4 +1,4 @@
-"""Train a recipe: torchtitan's parts, in the order in which `Trainer` calls them.
+"""Train a recipe with torchtitan's parts, in the order of `Trainer`'s calls.
 
 torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run and
 `Trainer.train_step` a step of it: read both from top to bottom.
@@ -54,12 +54,11 @@ def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
 
 
 def clip(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
-    """Scale the gradients down to a norm of `max_norm`, as torch does; an infinite one costs
-    nothing.
+    """Scale the gradients down to a norm of `max_norm`, as torch does.
 
-    Returns the norm before, all ranks' shards included: a scalar. A norm that is not finite changes
-    no gradient: scaling by it would make NaN of those that are finite, and hide where the others
-    come from.
+    An infinite `max_norm` skips the scaling. Returns the norm before, all ranks' shards included: a
+    scalar. A norm that is not finite changes no gradient: scaling by it would make NaN of finite
+    gradients too, and hide where the others come from.
     """
     norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
     if isinstance(norm, DTensor):
@@ -120,8 +119,10 @@ class Trainer(titan.Trainer):
         return Loader(plan.token_file, plan.config, plan.recipe.hook("own_rows", iter))
 
     def _convert(self, model: torch.nn.Module, *others) -> torch.nn.Module:
-        """Swap linear layers of the model, which is there without weights, for FP8 layers;
-        recompute, compile and shard it."""
+        """Swap linear layers for FP8 layers; recompute, compile and shard the model.
+
+        The model has no weights yet.
+        """
         TIMELINE.mark("model_build")
         self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
         TIMELINE.mark("conversion")
@@ -136,7 +137,7 @@ class Trainer(titan.Trainer):
     # ---- a run ----
 
     def train(self, after: int = 0) -> None:
-        """Train to the last step, after that of a checkpoint; 0: there is none.
+        """Train from the checkpoint of step `after` (0: none) to the last step.
 
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
@@ -169,7 +170,7 @@ class Trainer(titan.Trainer):
         self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
 
     def _interrupt(self) -> None:
-        """End a run that is asked to stop, once its checkpoint is written."""
+        """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
         why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
         if self.checkpointer.enable:
             self.checkpointer._async_wait()
@@ -231,8 +232,10 @@ class Trainer(titan.Trainer):
     # ---- the parts of a step ----
 
     def begin_stretch(self, first: int, last: int) -> None:
-        """Begin a stretch of steps that do the same work: one of them is profiled, and the first
-        are not steady."""
+        """Begin a stretch of steps with the same work.
+
+        One of its steps is profiled, and the first are not steady.
+        """
         self.profiled_step = min(first + PROFILED - 1, last)
         self._steady_from = max(self.first_step + NOT_STEADY_STEPS, first + NOT_STEADY)
 
@@ -285,8 +288,7 @@ class Trainer(titan.Trainer):
     # ---- checkpoints ----
 
     def state_dict(self) -> dict:
-        """Give what torchtitan checkpoints of a trainer, each rank's random numbers to come, and
-        whose it is."""
+        """Return torchtitan's trainer state, each rank's RNG state, and the identity of the run."""
         random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
         ours = {f"random_{dist.get_rank()}": random, "identity": self.plan.identity}
         return super().state_dict() | ours
