@@ -42,6 +42,8 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
     given, recipes = os.environ.get("RUNS"), _recipes(study)
     if given == KEPT:
         return results(study, plan)
+    if given and not (ROOT / given).exists():
+        raise NothingToShow(f"RUNS={given}: there is no such folder")
     folders = [file.parent for file in ROOT.glob(f"runs/*/{plan}")]
     folders.sort(key=os.path.getmtime, reverse=True)
     for folder in [ROOT / given] if given else folders:

@@ -105,11 +105,11 @@ def check_one_training(runs: list[Run]) -> None:
         facts |= rates.rename("the learning rate of step {}".format).to_dict()
         facts[f"the folder of {run.name}"] = run.path
         for key, value in facts.items():
-            first, name = found.setdefault(key, (value, run.name))
+            first, path = found.setdefault(key, (value, run.path))
             if value != first:
                 raise StudyError(
                     f"these are not the runs of one training, each once: {key} is {first} in "
-                    f"{name} and {value} in {run.name}"
+                    f"{path} and {value} in {run.path}; give the folder of one study"
                 )
 
 

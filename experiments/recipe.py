@@ -49,7 +49,8 @@ def print_list(everything: bool) -> None:
     for title, files in groups.items():
         print(title)
         for name, path in files.items():
-            print(f"  {name:<40} {read_file(path)['description'].value}")
+            description = read_file(path).get("description")
+            print(f"  {name:<40} {description.value if description else 'has no description'}")
     if not everything:
         print(f"{len(known)} more recipes: add --all")
 

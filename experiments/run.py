@@ -75,7 +75,7 @@ def _command_line() -> CommandLine:
     add = parser.add_argument
     add("--seed", metavar="K", help="seed of weights and data order")
     add("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
-    add("--dry-run", action="store_true", help="check everything short of training")
+    add("--dry-run", action="store_true", help="check recipe, machine and data; train nothing")
     return parser
 
 

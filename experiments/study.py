@@ -228,17 +228,16 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
 def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job]:
     """List the runs still to make, and print their number and the folders of complete runs.
 
-    Raises `InputError` for a folder with an unfinished run of another recipe.
+    Raises `InputError` for a folder with a run of another recipe.
     """
     runs = []
     for name, seed in study.runs():
-        folder = out / name / f"seed{seed}"
+        folder, plan = out / name / f"seed{seed}", plans[name]
+        recipe = plan.recipe.with_seed(seed)
+        recipes.check_recipe(folder, recipe)
         if _completed(folder):
             print(f"complete already: {folder}")
             continue
-        plan = plans[name]
-        recipe = plan.recipe.with_seed(seed)
-        recipes.check_recipe(folder, recipe)
         text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)
         runs.append(Job(title, folder, text, steps, plan.world_size, before))

@@ -214,8 +214,8 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
     file = folder / RECIPE
     if file.exists() and load(str(file)).digest != recipe.digest:
         raise InputError(
-            f"{folder} holds an unfinished run of another recipe: give the same name, overlays, "
-            "seed and keys to go on with it, or choose another --out"
+            f"{folder} holds a run of another recipe: give the same name, overlays, seed and keys "
+            "to go on with it, or choose another --out"
         )
 
 

@@ -104,6 +104,7 @@ class Job:
 
         Returns whether it has ended.
         """
+        self.before = min(self.before, self.step)  # without checkpoints a run begins again at 0
         code = self.process.poll()
         if code is None:
             return False
@@ -168,8 +169,6 @@ def _work(runs: list[Job], stop: Stop) -> None:
             running = [run for run in running if not run.ended()]
             if time.monotonic() > line_at + LINE_EVERY_S:
                 line_at = time.monotonic()
-                for run in runs:  # without checkpoints a run begins again at 0
-                    run.before = min(run.before, run.step)
                 made = sum(run.step - run.before for run in runs)
                 left = sum(run.steps - run.step for run in running + waiting)
                 for run in running:

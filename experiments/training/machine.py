@@ -55,7 +55,7 @@ def check_here(plan: Plan) -> list[Finding]:
         here += "; cuDNN is older than 9.15: with a newer nvidia-cudnn attention is faster"
     if device.TYPE == "cpu":
         available /= plan.world_size  # which share it
-        mend = "without a GPU, take the small Llama (--overlay cpu)"
+        mend = "without a GPU, take the small Llama (--overlay cpu) and fewer rows or tokens"
     elif plan.world_size == 1:
         available, _ = torch.cuda.mem_get_info()  # other programs may hold some
     finding = memory_finding(plan.memory_needed, available)

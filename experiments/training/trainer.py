@@ -164,7 +164,7 @@ class Trainer(titan.Trainer):
                     self._interrupt()
 
     def begin(self) -> None:
-        """Begin the steps of this process, after those of a checkpoint if there is one."""
+        """Begin the steps of this process, after a checkpoint's if there is one."""
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
         self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)

@@ -2,6 +2,7 @@
 
 import errno
 import re
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from analysis import page
 from experiments import study
+from experiments.config import recipes
 from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
+from experiments.records.run import RECIPE
 from experiments.training import machine
 from models import device
 from tests.make_runs import write_run
@@ -18,6 +21,15 @@ from tests.make_runs import write_run
 PLAN = (
     "description: baseline\nrecipes: [baseline]\nreference: baseline\nseeds: [0]\noverlays: [cpu]\n"
 )
+
+
+def write_study(folder: Path, *keys: str) -> None:
+    """Write a completed study of a run, whose recipe had some keys."""
+    run = folder / "baseline/seed0"
+    write_run(run)
+    made = recipes.load("baseline", ["cpu"], keys).with_seed(0)
+    (run / RECIPE).write_text(recipes.to_yaml(made))
+    (folder / "study.yaml").write_text(PLAN)
 
 
 def test_a_study_of_named_recipes():
@@ -31,8 +43,7 @@ def test_a_study_of_named_recipes():
 def test_a_study_goes_on_with_more_seeds_each_once(command, tmp_path, capsys):
     """A folder's name may have an equals sign."""
     folder = tmp_path / "lr=1e-3"
-    write_run(folder / "baseline/seed0")
-    (folder / "study.yaml").write_text(PLAN)
+    write_study(folder)
     words = [*command.format(folder).split(), "--seeds", "0,1,2,1", "--dry-run"]
     assert study.main(words) == 0
     printed = capsys.readouterr().out
@@ -42,6 +53,12 @@ def test_a_study_goes_on_with_more_seeds_each_once(command, tmp_path, capsys):
 
 
 # ---- folders ----
+
+
+def test_a_study_has_no_completed_run_of_another_recipe(fails, tmp_path):
+    """As after a change of the recipe's file."""
+    write_study(tmp_path, "optimizer.lr=1e-4")
+    assert "another recipe" in fails(study.main, tmp_path, "--seeds", 2)
 
 
 def test_a_folder_is_one_studys_at_a_time(fails, tmp_path):
@@ -61,8 +78,7 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(page, "page", full)
     out = tmp_path / "a study"
-    write_run(out / "baseline/seed0")
-    (out / "study.yaml").write_text(PLAN)
+    write_study(out)
     assert study.main([str(out)]) == 1
     again = f"-m analysis.report '{out}' --html '{out}/report.html'"
     assert again in capsys.readouterr().out
