@@ -6,7 +6,8 @@ then the answer.
     python -m experiments.study DIR [--seeds 5]    goes on with a study, skipping what is complete;
                                                    with more seeds, if they are named
 
-NAME is a file of recipes/studies/, or recipes to compare: `python -m experiments.recipe list`.
+NAME is a file of recipes/studies/ (four_way without one), or recipes to compare:
+`python -m experiments.recipe list`.
 `--seeds 3` is short for `--seeds 0,1,2`; seed 3 alone is `--seeds 3,`. A run that fails does not
 stop the others. Each run compiles anew, so that all first steps compare.
 
