@@ -6,11 +6,10 @@ compared as soon as runs have it.
 
 from collections import ChainMap, Counter
 from functools import cache
-from pathlib import Path
 
 from analysis.runs import Run, flat, read_yaml
+from experiments.config.recipes import RECIPES, yaml_files
 
-ROOT = Path(__file__).resolve().parent.parent
 NAMED = 3  # at most, of the records that differ
 
 # Records that name a run or its end, and keys that compute nothing.
@@ -54,20 +53,22 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     """Compare the records of two recipes' runs.
 
     Returns the differences that forbid a verdict, and remarks on the others. A value may vary among
-    the runs of one recipe if the other recipe's runs have the same values in the same shares.
+    the runs of one recipe if the other recipe's runs have the same values in the same shares; a
+    value that the recipes' own files set may not vary.
     """
-    passed_over = (*IGNORED, *meant_to_differ(own[0].recipe, others[0].recipe))
+    meant = tuple(meant_to_differ(own[0].recipe, others[0].recipe))
     forbidden = []
     remarks = []
     for key in ChainMap(*[run.facts for run in own + others]):
         mine = values(own, key)
         theirs = values(others, key)
-        if mine != theirs and not key.startswith(passed_over):
+        varies = "%)" in mine + theirs if key.startswith(meant) else mine != theirs
+        if varies and not key.startswith(IGNORED):
             differing = remarks if key in MINOR else forbidden
             differing.append(f"{key} is {mine} beside {theirs}")
     graphs = [run.proof.compiled_graphs or 0 for run in own + others if run.proof]
     # A recipe with steps in bf16 and in FP8 compiles twice as many.
-    if "compile.enable" not in passed_over and graphs and 2 * min(graphs) < max(graphs):
+    if "compile.enable" not in meant and graphs and 2 * min(graphs) < max(graphs):
         forbidden.append(f"from {min(graphs)} to {max(graphs)} graphs were compiled")
     return forbidden[:NAMED], remarks
 
@@ -90,10 +91,8 @@ def meant_to_differ(*recipes: str) -> list[str]:
 @cache
 def set_in_file(recipe: str) -> dict:
     """Read the keys set by a recipe's file and its parents over base.yaml; none without a file."""
-    if recipe == "base":
+    file = yaml_files(RECIPES).get(recipe)
+    if recipe == "base" or not file:
         return {}
-    for place in ("recipes", "extensions/*/recipes"):
-        for file in ROOT.glob(f"{place}/{recipe}.yaml"):
-            keys = read_yaml(file)
-            return set_in_file(keys.pop("base", "base")) | flat(keys)
-    return {}
+    keys = read_yaml(file)
+    return set_in_file(keys.pop("base", "base")) | flat(keys)

@@ -24,6 +24,7 @@ ROOMS = {
     "experiments/training": [*BELOW_TRAINING, "experiments/corpus"],
     # None of these needs torch.
     "analysis": [
+        "experiments/config/recipes",
         "experiments/records",
         "experiments/jobs/command",
         "models/errors",

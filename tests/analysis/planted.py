@@ -92,7 +92,7 @@ def study(
         names = [usual[recipe]["recipe"] for recipe in recipes]
         plan = {
             "recipes": names,
-            "baseline": names[0],
+            "reference": names[0],
             "seeds": [*seeds],
         }
         (folder / "study.yaml").write_text(json.dumps(plan))
