@@ -73,8 +73,7 @@ def schema() -> dict:
     """Make the JSON schema of a recipe file, with the sections of all extensions."""
     from experiments.config import keys  # torch
 
-    folders = [path.parent.name for path in keys.EXTENSIONS.glob("*/__init__.py")]
-    sections = [(name, own.Keys) for name, own in keys.extensions_of(folders).items()]
+    sections = [(name, own.Keys) for name, own in keys.extensions_of().items()]
     recipe = keys.validator(*sections).json_schema()
     del recipe["properties"]["job"]
     recipe["properties"] |= {name: {"type": "string"} for name in ("base", "description")}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from experiments.config import recipes
 from experiments.jobs.command import COMPLETED, CommandLine, Stop, check_alone, leave
-from experiments.records.run import RECIPE
+from experiments.records.run import RECIPE, check_layout
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
 # that other processes need (tests/benchmarks/busy_machine.py)
@@ -86,9 +86,11 @@ def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
     """
     file = os.path.join(args.name, RECIPE)  # os.path takes names of any length
     there = os.path.exists(file)
+    out = args.out or (Path(args.name) if there else None)
+    if out:
+        check_layout(out)
     overrides = args.overrides + ([f"debug.seed={args.seed}"] if args.seed else [])
-    recipe = recipes.load(file if there else args.name, args.overlay, overrides)
-    return recipe, args.out or (Path(args.name) if there else None)
+    return recipes.load(file if there else args.name, args.overlay, overrides), out
 
 
 if __name__ == "__main__":

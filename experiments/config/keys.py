@@ -240,10 +240,10 @@ DEFAULTS = Config()
 # ---- validate ----
 
 
-def extensions_of(keys: Keys) -> dict[str, ModuleType]:
-    """Import the extensions whose sections a recipe has."""
+def extensions_of(keys: Keys | None = None) -> dict[str, ModuleType]:
+    """Import the extensions whose sections a recipe has; without a recipe, all with a section."""
     there = [path.parent.name for path in EXTENSIONS.glob("*/__init__.py")]
-    entered = [name for name in keys if name in there]
+    entered = [name for name in keys or there if name in there]
     modules = {name: importlib.import_module(f"extensions.{name}") for name in entered}
     return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
 
@@ -256,7 +256,7 @@ def validate(keys: Keys, extensions: dict[str, ModuleType]) -> Config:
     """
     own = [(name, extension.Keys) for name, extension in extensions.items()]
     check = validator(*own).validate_json
-    config = validated(check, json.dumps(nested(keys)), keys, _known(own), LEFT_OUT)
+    config = validated(check, json.dumps(nested(keys)), keys, _known(), LEFT_OUT)
     found = contradictions(config)
     for extension in extensions.values():
         if hasattr(extension, "contradictions"):
@@ -326,9 +326,9 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     return [(key, message) for broken, key, message in rules if broken]
 
 
-def _known(own: list[tuple[str, type]]) -> Iterator[str]:
-    """Name all sections and keys."""
+def _known() -> Iterator[str]:
+    """Name all sections and keys, those of extensions too."""
     sections = asdict(DEFAULTS)
     yield from [*sections, *flat(sections)]
-    for name, section in own:
-        yield from (f"{name}.{key.name}" for key in fields(section))
+    for name, extension in extensions_of().items():
+        yield from (f"{name}.{key.name}" for key in fields(extension.Keys))

@@ -36,7 +36,7 @@ from experiments.config.yaml_with_origins import (
     validated,
     yaml_files,
 )
-from experiments.records.run import RECIPE
+from experiments.records.run import RECIPE, check_layout
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 RECIPES = ROOT / "recipes"
 OVERLAYS = RECIPES / "overlays"
 STUDIES = RECIPES / "studies"
+# Functions of extensions in place of the core's, of which a recipe may have one
+REPLACED = (
+    "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
+    "own_rows", "parallelize", "processes", "run", "shards", "start",
+)  # fmt: skip
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
@@ -70,24 +75,26 @@ class Recipe:
     extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
     made: Resolved = field(default_factory=Resolved)
 
-    def hook(self, name: str, default: Callable | None = None) -> Callable | None:
-        """Return an extension's function in place of the core's `default`.
-
-        Raises `InputError` if two extensions have one.
-        """
-        found = self.hooks(name)
-        if len(found) > 1:
+    def __post_init__(self):
+        """Refuse two extensions in place of one function of the core. Raises `InputError`."""
+        for name in REPLACED:
             theirs = [each for each, module in self.extensions.items() if hasattr(module, name)]
-            raise InputError(
-                f"{' and '.join(theirs)} do not go together, as each has its own `{name}`: leave "
-                "out one of these sections"
-            )
-        return found[0] if found else default
+            if len(theirs) > 1:
+                raise InputError(
+                    f"{' and '.join(theirs)} do not go together, as each has its own `{name}`: "
+                    "leave out one of these sections"
+                )
+
+    def hook(self, name: str, default: Callable | None = None) -> Callable | None:
+        """Return an extension's function in place of the core's `default`."""
+        assert name in REPLACED
+        return next(iter(self.hooks(name)), default)
 
     def hooks(self, name: str) -> list[Callable]:
         """Return all extensions' functions called `name`: they add to what the core does."""
-        modules = self.extensions.values()
-        return [getattr(module, name) for module in modules if hasattr(module, name)]
+        return [
+            getattr(module, name) for module in self.extensions.values() if hasattr(module, name)
+        ]
 
     def with_seed(self, seed: int) -> "Recipe":
         """Return this recipe with another seed."""
@@ -163,7 +170,7 @@ def load(
     config = validate(keys, extensions)
     config.job.description = head.description
     recipe = Recipe(head.name, head.description, config, extensions, made)
-    if made.plan and made.plan["recipe"] != recipe.digest:
+    if made.plan and made.plan.get("recipe") != recipe.digest:
         made.plan = None  # keys were changed since
     return recipe
 
@@ -194,7 +201,6 @@ def to_yaml(recipe: Recipe, plan=None) -> str:
     plan worked out. It loads by path to an equal recipe."""
     sections = asdict(recipe.config)
     del sections["job"]
-    named = {"name": recipe.name, "description": recipe.description}
     resolved = recipe.made.model_dump()
     if plan:
         resolved["plan"] = {
@@ -203,7 +209,9 @@ def to_yaml(recipe: Recipe, plan=None) -> str:
             "fp8_layers": sorted(plan.fp8.layers),
             "fp8_flops_per_token": plan.fp8.flops_per_token,
         }
-    return dump(named | sections | {"resolved": resolved})
+    return dump(
+        {"name": recipe.name, "description": recipe.description, **sections, "resolved": resolved}
+    )
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -212,6 +220,7 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
     Raises `InputError`.
     """
     file = folder / RECIPE
+    check_layout(folder)
     if file.exists() and load(str(file)).digest != recipe.digest:
         raise InputError(
             f"{folder} holds a run of another recipe: give the same name, overlays, seed and keys "
@@ -222,8 +231,7 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
 def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
     """List (key.path, value before, value after) of the changed keys."""
     old, new = flat(asdict(before)), flat(asdict(after))
-    differ = [key for key in old | new if old.get(key) != new.get(key)]
-    return [(key, old.get(key), new.get(key)) for key in differ]
+    return [(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
 
 
 def digest(text: str) -> str:

@@ -212,7 +212,7 @@ def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"there is no such key, and no extension that has it{did_you_mean(key, known)}"
+        return f"there is no such key, here or in an extension{did_you_mean(key, known)}"
     words = [detail["msg"].removeprefix("Input ") for detail in details]
     return f"{' or '.join(words)}, got {value!r:.80}"
 
@@ -224,5 +224,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     last = name.rpartition(".")[2]
     near = [other for other in known if other.endswith(f".{last}")]
-    near = near or difflib.get_close_matches(name, known)
+    near = near or difflib.get_close_matches(name, known, cutoff=0.5)
     return f": did you mean `{'` or `'.join(near[:2])}`?" if near else ""

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -33,6 +32,7 @@ from pydantic import (
 )
 
 from experiments.records.files import write_whole
+from models.errors import InputError
 
 LAYOUT_VERSION = 4  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
@@ -69,6 +69,10 @@ class RecordError(ValueError):
     """A record is missing or does not fit its model; the message names file and field."""
 
 
+class OtherLayout(RecordError, InputError):
+    """A run's directory is of another time; the message says what to do."""
+
+
 class Record(BaseModel):
     """A record with exactly these fields."""
 
@@ -103,6 +107,12 @@ class Record(BaseModel):
             problem = error.errors(include_url=False)[0]
             field = ".".join(map(str, problem["loc"])) or "content"
             message = problem["msg"].removeprefix("Value error, ")
+            if field == "layout_version":
+                raise OtherLayout(
+                    f"{place}: this directory has layout {problem['input']} and this code reads "
+                    f"{LAYOUT_VERSION}: make the run again, or read it with the code of its own "
+                    "commit"
+                ) from error
             raise RecordError(f"{place}: {field}: {message}") from error
 
 
@@ -148,18 +158,8 @@ class Git(Record):
     changes: str | None
 
 
-def _of_today(version: int) -> int:
-    """Check a record's layout."""
-    if version != LAYOUT_VERSION:
-        raise ValueError(
-            f"this directory has layout {version} and this code reads {LAYOUT_VERSION}: make the "
-            "run again, or read it with the code of its own commit"
-        )
-    return version
-
-
 class Manifest(Record):
-    layout_version: Annotated[int, AfterValidator(_of_today)] = LAYOUT_VERSION
+    layout_version: Literal[LAYOUT_VERSION] = LAYOUT_VERSION
     status: Literal["running", "completed", "interrupted", "diverged", "failed"]
     attempt: AtLeast1  # the number of this process
     start: AwareDatetime
@@ -195,6 +195,19 @@ class Manifest(Record):
     data: str | None = None
     cuda: str | None
     notes: list[str] = []  # what a reader of the figures should know, seen by the end
+
+
+def check_layout(folder: Path) -> None:
+    """Refuse a run's folder of another layout; what else is wrong in it, the run says.
+
+    Raises `InputError`.
+    """
+    try:
+        Manifest.read_if_there(folder / MANIFEST)
+    except OtherLayout:
+        raise
+    except RecordError:
+        pass
 
 
 class Environment(Record):

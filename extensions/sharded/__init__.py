@@ -1,8 +1,9 @@
 """A run of several processes, a GPU each: FSDP2 shards parameters, gradients and optimizer states.
 
-    python -m experiments.run RECIPE sharded.processes=2
+    python -m extensions.sharded RECIPE --processes 2
+    python -m experiments.run RECIPE sharded.processes=2     the same
 
-The same command under torchrun is one rank of many. torchtitan's keys `parallelism` say how
+The second command under torchrun is one rank of many. torchtitan's keys `parallelism` say how
 the processes share the model.
 """
 

@@ -6,11 +6,13 @@ from unittest.mock import Mock
 import pytest
 
 from analysis.newest import PLACES
+from experiments.config import recipes
 from experiments.records.files import write_whole
 from experiments.records.run import (
     MANIFEST,
     METRICS,
     PROOF,
+    RECIPE,
     TIMING,
     LogInterval,
     Manifest,
@@ -30,6 +32,7 @@ def test_every_kept_run_fits_the_contract():
     assert KEPT
     for run in KEPT:
         manifest = Manifest.read(run / MANIFEST)
+        recipes.load(str(run / RECIPE))
         assert (run.parents[1] / manifest.environment).is_file()
         Timing.read(run / TIMING)
         Proof.read(run / PROOF)

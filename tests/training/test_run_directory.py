@@ -58,7 +58,6 @@ def contents(path) -> dict:
         ({"recipe.yaml": RECIPE.replace("lr: 0.001", "lr: 0.002")}, "another recipe"),
         ({"recipe.yaml": "a: [1"}, "YAML error"),
         ({"manifest.json": '{"layout_version": 4, "sta'}, "holds a damaged record"),
-        ({"manifest.json": '{"layout_version": 3}'}, "manifest.json: layout_version"),
         ({"recipe.yaml": RECIPE, "metrics.jsonl": "{}\n"}, "damaged record: move it away"),
         ({"recipe.yaml": RECIPE, "attempt1/metrics.jsonl": "{}\n"}, "attempt1/metrics.jsonl"),
     ],
