@@ -10,10 +10,10 @@ from pathlib import Path
 
 from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
+from experiments.config.recipes import ROOT, STUDIES, yaml_files
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 from models.errors import InputError
 
-ROOT = Path(__file__).resolve().parent.parent
 PLACES = ["results", "extensions/*/results"]
 KEPT = "kept"
 
@@ -81,11 +81,8 @@ def results(study: str = "", plan: str = STUDY_FILE) -> Path:
 
 def _recipes(study: str) -> set[str]:
     """List the recipes of a study; none without a name."""
-    recipes = set()
-    for place in ("recipes", "extensions/*"):
-        for file in ROOT.glob(f"{place}/studies/{study}.yaml"):
-            recipes.update(read_yaml(file)["recipes"])
-    return recipes
+    file = yaml_files(STUDIES).get(study)
+    return set(read_yaml(file)["recipes"]) if file else set()
 
 
 def _runs(folder: Path) -> list[Run]:

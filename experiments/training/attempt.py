@@ -173,6 +173,9 @@ class RunDirectory:
         if plan.config.checkpoint.enable:
             folder, last = path / records.CHECKPOINT, plan.config.training.steps
             self.step, self.said = checkpoint.newest(folder, plan.identity, last)
+            first = plan.config.checkpoint.initial_load_path
+            if first and not self.step and not Path(first, ".metadata").exists():
+                raise InputError(f"checkpoint.initial_load_path={first}: holds no whole checkpoint")
         write_whole(path / records.RECIPE, to_yaml(plan.recipe, plan))
         (path / records.LOG).touch()  # recipe and log first: a full disk stops here
         attempt = self._set_aside(earlier)

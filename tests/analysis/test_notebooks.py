@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from analysis import newest
+from experiments.config import yaml_with_origins
 from tests.analysis.planted import study
 from tests.generated.notebooks import NOTEBOOKS, execute
 
@@ -80,6 +81,7 @@ def write_dated_study(folder: Path, day: int, device="cpu", **facts) -> None:
 def project(tmp_path, monkeypatch) -> Path:
     """A project with kept results, whose study `other` has another recipe."""
     monkeypatch.setattr(newest, "ROOT", tmp_path)
+    monkeypatch.setattr(yaml_with_origins, "EXTENSIONS", tmp_path / "extensions")
     monkeypatch.delenv("RUNS", raising=False)
     extension = tmp_path / "extensions" / "noise"
     (extension / "studies").mkdir(parents=True)
