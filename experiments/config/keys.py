@@ -327,7 +327,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
 
 
 def _known() -> Iterator[str]:
-    """Name all sections and keys, those of extensions too."""
+    """Name all sections and keys, also of extensions."""
     sections = asdict(DEFAULTS)
     yield from [*sections, *flat(sections)]
     for name, extension in extensions_of().items():
