@@ -62,6 +62,7 @@ def differences(own: list[Run], others: list[Run]) -> tuple[list[str], list[str]
     for key in ChainMap(*[run.facts for run in own + others]):
         mine = values(own, key)
         theirs = values(others, key)
+        # A share is written only where the runs of a recipe differ.
         varies = "%)" in mine + theirs if key.startswith(meant) else mine != theirs
         if varies and not key.startswith(IGNORED):
             differing = remarks if key in MINOR else forbidden

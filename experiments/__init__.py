@@ -1,19 +1,21 @@
 """Train recipes and compare them. A file here is a command, a folder is what commands use.
 
-The way of `make study` to the first step of an optimizer, each file where it is first needed:
+The files from `make study` to the first step of an optimizer, in the order of their use:
 
     study.py                         resolve the study, plan its runs, prepare data, start them
       jobs/command.py                arguments, requests to stop, exit codes
       config/yaml_with_origins.py    recipes/studies/four_way.yaml, found by its name, and read
-      records/files.py               folders: named, checked, locked; run.py has their records
-      models/device.py               the CPU or the GPU; on a CPU cpu_matmuls.py multiplies
+      records/files.py               folders: named, checked, locked
+      records/run.py                 what is in them
+      models/device.py               the CPU or the GPU; gpus.py has peaks, cpu_matmuls.py a CPU's
+                                     kernels
       training/machine.py            the size that suits this machine; what it must have
-      config/recipes.py              a recipe: its layers of recipes/*.yaml, merged ...
+      config/recipes.py              a recipe: its files of recipes/*.yaml, merged ...
       config/keys.py                 ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, memory
       models/architectures.py        the model
       models/flops.py                its FLOPs and bytes
-      models/float8.py               its layers in FP8: one of scaling.py
+      models/float8.py               its layers in FP8, by a scaling of scaling.py
       corpus/rows.py                 its data, from the token file of tokens.py
       jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan

@@ -132,7 +132,9 @@ class Stop:
     """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal."""
 
     def __init__(self):
-        self.deferred = False  # true while somebody looks at `code`: a step boundary, `run_all`
+        # True while somebody reads `code`: training at a step's end, or `run_all`. Else a request
+        # ends the process at once.
+        self.deferred = False
         self.code, self.why = 0, ""
         self._asked_at = 0.0
 

@@ -82,8 +82,10 @@ def plan(recipe: recipes.Recipe) -> Plan:
 
 
 def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
-    """Choose what runs in FP8, or take the layers of an earlier plan; how their matrices are
-    multiplied is this machine's."""
+    """Choose what runs in FP8.
+
+    A run's own recipe.yaml has its layers; how their matrices are multiplied is this machine's.
+    """
     keys, earlier = recipe.config.quantize.linear.float8, recipe.made.plan
     if keys.recipe_name is None:
         return float8.Choice()

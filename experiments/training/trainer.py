@@ -35,7 +35,8 @@ from models import float8
 from models.architectures import architecture, parallelize
 from models.device import local
 
-# Steps of a stretch, counted from 1. The first compiles, and the second may compile again.
+# Steps of a stretch, whose steps do the same work, counted from 1. The first compiles, and the
+# second may compile again.
 PROFILED = 3
 NOT_STEADY = 3  # with the profiled one
 
