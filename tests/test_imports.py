@@ -3,7 +3,6 @@
 import ast
 import re
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -65,13 +64,13 @@ def test_imports_go_down_only(room):
 
 
 def test_the_core_names_no_extension():
-    """In code; comments and docstrings may."""
-    for room in CORE:
-        for path in (ROOT / room).rglob("*.py"):
-            with tokenize.open(path) as file:
-                tokens = [token.string for token in tokenize.generate_tokens(file.readline)]
-            code = " ".join(text for text in tokens if not text.startswith(('"""', "#")))
-            assert not {*re.findall(r"(?<![\w-])\w+", code)} & {*EXTENSIONS}, path
+    """In code, scripts, recipes and templates; comments, docstrings and descriptions may."""
+    words = r'(?m)"""(?:.|\n)*?"""|\{#(?:.|\n)*?#\}|(?<!\S)#.*|^description:.*'
+    for room in [*CORE, "recipes"]:
+        for path in (ROOT / room).rglob("*.*"):
+            if path.suffix in (".py", ".sh", ".sbatch", ".j2", ".yaml"):
+                code = re.sub(words, "", path.read_text())
+                assert not {*re.findall(r"(?<![\w-])\w+", code)} & {*EXTENSIONS}, path
 
 
 def test_docstrings_of_the_core_begin_with_a_plain_line():
@@ -84,9 +83,6 @@ def test_docstrings_of_the_core_begin_with_a_plain_line():
                     assert not re.search("(?i)\\b(that|which|those)\\b", line), (path, line)
 
 
-LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
-
-
 @pytest.mark.parametrize(
     ("modules", "needless"),
     [
@@ -95,7 +91,10 @@ LOADERS = {"datasets", "huggingface_hub", "torchvision", "transformers"}
             FOR_ANALYSIS | TRAINING | {"pyarrow"},
         ),
         ("analysis.report, tests.generated.readme", TRAINING),
-        ("experiments.training.trainer", FOR_ANALYSIS | LOADERS),
+        (
+            "experiments.training.trainer",
+            FOR_ANALYSIS | {"datasets", "huggingface_hub", "torchvision", "transformers"},
+        ),
     ],
 )
 def test_what_is_not_imported(modules, needless):

@@ -18,6 +18,7 @@ class Cell(NamedTuple):
     keys: list[str]  # that the pairing adds to the recipe
     refused: str | None
     why: str
+    needs: list[str]  # extensions
 
 
 def cells() -> list[Cell]:
@@ -29,10 +30,13 @@ def cells() -> list[Cell]:
             pairings |= yaml.safe_load(path.read_text(encoding="utf-8"))
     found = []
     for name, pairing in pairings.items():
-        if not (ROOT / "extensions" / pairing.get("needs", "")).is_dir():
+        needs = pairing.get("needs", [])
+        if not all((ROOT / "extensions" / each).is_dir() for each in needs):
             continue
         refused = pairing.get("refused")
         for recipe in RECIPES:
             sentence = refused.get(recipe) if isinstance(refused, dict) else refused
-            found.append(Cell(name, recipe, pairing["keys"], sentence, pairing.get("why", "")))
+            found.append(
+                Cell(name, recipe, pairing["keys"], sentence, pairing.get("why", ""), needs)
+            )
     return found

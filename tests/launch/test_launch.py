@@ -54,7 +54,7 @@ def test_measure_all_names_recipes_and_studies_that_exist():
     }
     printed = login(f"{MEASURE} --dry-run").stdout
     named = re.findall(r"-m experiments\.study ([^-\n]*)", printed)
-    assert len(named) > 10 and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
+    assert named and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
 
 
 @pytest.mark.parametrize(

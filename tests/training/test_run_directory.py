@@ -4,12 +4,13 @@ import errno
 import os
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 from experiments.config import recipes
-from experiments.corpus.rows import open_data
 from experiments.records.run import Environment, Manifest
 from experiments.run import main
 from experiments.training import attempt
@@ -18,7 +19,10 @@ from experiments.training.plan import plan
 from models.errors import InputError
 
 KEY = "checkpoint.enable=true"
-PLAN, _ = open_data(plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])))
+PLAN = replace(
+    plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])),
+    token_file=SimpleNamespace(path=Path("a corpus")),
+)
 RECIPE = recipes.to_yaml(PLAN.recipe)
 STOPPED = End("interrupted", 75)
 INTERVAL = (

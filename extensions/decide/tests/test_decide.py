@@ -122,6 +122,7 @@ def test_a_near_pair_that_disagrees_is_measured_first(ask, monkeypatch):
 
 
 def test_the_command_that_measures_is_one_of_ours(ask):
+    pytest.importorskip("extensions.sharded")
     words = shlex.split(ask("1B --gpu h100 --gpus 64")["why"], comments=True)
     keys = words[words.index("no_recompute") + 1 :]
     config = recipes.load("baseline_compiled", ["no_recompute"], keys).config

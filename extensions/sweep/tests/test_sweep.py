@@ -18,6 +18,10 @@ from models.flops import Sizes
 from tests.analysis.planted import study
 from tests.make_runs import change_json
 
+# the axes of sweeps
+pytest.importorskip("extensions.qwen3")
+pytest.importorskip("extensions.sharded")
+
 BF16, FP8 = "baseline_compiled", "tensorwise_fp8_compiled"
 SWEEP = Sweep(
     description="x",
