@@ -31,8 +31,8 @@ def use_what_is_left() -> int:
     recipe.main(["list", "--all"])
     for name in recipes.yaml_files(recipes.RECIPES):
         recipes.load(name, ["cpu"])
-    for name in recipes.yaml_files(recipes.STUDIES):
-        study.load([name])
+    for path in recipes.yaml_files(recipes.STUDIES).values():
+        study.read(path)
     for name in recipes.THE_FOUR:
         assert not run.main([name, "--overlay", "cpu", *sys.argv[1:]])
     return pytest.main(["--collect-only", "-p", "no:cacheprovider"])
