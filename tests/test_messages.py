@@ -79,7 +79,10 @@ def folder():
 @pytest.mark.skipif(device.TYPE == "cuda", reason="the messages are those of a machine without GPU")
 @pytest.mark.parametrize("case", MESSAGES)
 def test_message(case, folder):
-    assert said(case) == MESSAGES[case], "if it is meant so: python -m tests.test_messages"
+    now = said(case)
+    if re.search(r"=\S+: \w+: there is no such key", now.replace(MESSAGES[case], "")):
+        pytest.skip("needs another extension")
+    assert now == MESSAGES[case], "if it is meant so: python -m tests.test_messages"
 
 
 if __name__ == "__main__":
