@@ -186,9 +186,8 @@ class RunDirectory:
     def _set_aside(self, earlier: records.Manifest | None) -> int:
         """Move the records of an unfinished attempt to attempt<k>/; return the next number.
 
-        k is the manifest's attempt, and k + 1 is returned. Without a manifest nothing is left to
-        move (the run is new, or a start was killed after its last move): the number returned is one
-        more than there are attempt<k>/.
+        k is the manifest's attempt; without a manifest, one more than there are attempt<k>/. The
+        next number is k + 1 once attempt<k>/ is there, and k where nothing was to move.
         """
         attempt = earlier.attempt if earlier else len(list(self.path.glob("attempt*"))) + 1
         aside = self.path / records.ATTEMPT.format(attempt)

@@ -110,3 +110,6 @@ def test_runs_that_are_asked_for_are_shown_though_others_are_missing(project, mo
     study(begun, "BC", [0], steps=30, changes=[{"runs": ["C/0"], "absent": True}])
     monkeypatch.setenv("RUNS", "runs/begun")
     assert newest.runs() == begun
+    monkeypatch.setenv("RUNS", "runs/nowhere")
+    with pytest.raises(newest.NothingToShow):
+        newest.runs()

@@ -49,7 +49,7 @@ def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
     ]
     study(tmp_path, "B", range(5), steps=40, changes=changes)
     (tmp_path / "baseline/seed3/metrics.jsonl").write_text("{}\n")
-    found = read_study(tmp_path)
+    found = read_study(tmp_path, tmp_path)  # a folder that is given twice is one study
     assert [run.ending for run in found.runs] == [
         "completed", "failed: no room on #", "too short a log", "unreadable records",
         "left no record",

@@ -129,4 +129,5 @@ def test_on_grace_hopper_a_run_keeps_to_the_cores_and_memory_of_its_gpu(
     monkeypatch.setattr(runner, "NODES", tmp_path)
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2,1,0")
     assert runner.binding("2") == near

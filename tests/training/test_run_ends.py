@@ -78,8 +78,8 @@ def room_for(size: int):
 def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
     tmp_path, train, run_here, fails, before_step
 ):
-    """Log intervals of 3 steps, checkpoints every 4: an interval also ends at a checkpoint, so that
-    a resume loses no step. SIGUSR1 is in extensions/sharded/tests/test_ranks.py."""
+    """Log intervals of 3 steps, checkpoints every 4: an interval ends at a checkpoint too, and a
+    resume loses no step. SIGUSR1 is in extensions/sharded/tests/test_ranks.py."""
     out = tmp_path / "run"
     keys = ["training.steps=12", "metrics.log_freq=3", "checkpoint.enable=true"]
     keys += ["checkpoint.interval=4", "checkpoint.keep_latest_k=2", "checkpoint.async_mode=async"]

@@ -59,9 +59,8 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
 
 
 def test_what_is_no_log_is_refused(tmp_path):
-    with pytest.raises(
-        NothingToShow, match="make lab"
-    ):  # of which an execution of notebooks makes a remark
+    # Of this error an execution of notebooks makes a remark.
+    with pytest.raises(NothingToShow, match="make lab"):
         read_published(tmp_path)
     (tmp_path / "other.jsonl").write_text("{}")
     with pytest.raises(StudyError, match="other.jsonl"):
