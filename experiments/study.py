@@ -257,12 +257,14 @@ def _completed(run: Path) -> bool:
 # ---- report ----
 
 
-def choose_command() -> str:
-    """Choose the command to resume a study: here, or by a job.
+def is_job() -> bool:
+    """Look for a job of Slurm, whose Python the node that submits jobs may not have."""
+    return "SLURM_JOB_ID" in os.environ
 
-    A job's Python is its container's, and is not found on the node where jobs are submitted.
-    """
-    return JOB if "SLURM_JOB_ID" in os.environ else PROGRAM
+
+def choose_command() -> str:
+    """Choose the command to resume a study: here, or by a job."""
+    return JOB if is_job() else PROGRAM
 
 
 def _report(study: Study, out: Path, verbose: bool) -> int:
@@ -276,13 +278,16 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
+        again = f".venv/bin/python -m analysis.report {folder} --html {quote(str(page))}"
+        if is_job():
+            again = f"{JOB} {folder}"
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            f"that is fixed, {choose_command()} {folder} reports again"
+            f"that is fixed, {again}"
         )
         return FAILED
     notebooks = f"make lab RUNS={folder}"
-    if "SLURM_JOB_ID" in os.environ:  # nobody sits at this machine
+    if is_job():  # nobody sits at this machine
         folder = f"runs/{quote(out.name)}"
         source = quote(f"CLUSTER:{out.absolute()}")
         notebooks = f"at home: rsync -a --exclude checkpoint {source} runs/"
