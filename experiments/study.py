@@ -258,7 +258,7 @@ def _completed(run: Path) -> bool:
 
 
 def is_job() -> bool:
-    """Look for a job of Slurm, whose Python the node that submits jobs may not have."""
+    """Look for a job of Slurm. The node it was submitted on may lack the job's Python."""
     return "SLURM_JOB_ID" in os.environ
 
 
