@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def find_lost(packages: Path) -> list[str]:
-    """List files that a site-packages folder lacks, although a package's RECORD has them.
+    """List the files of packages' RECORDs not in a site-packages folder.
 
     Compiled files (.pyc) do not count: Python writes them again.
     """

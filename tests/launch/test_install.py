@@ -277,3 +277,13 @@ def test_a_step_says_what_to_do_with_an_environment_that_is_half_there(project, 
     done = project("launch/step.sh experiments.study", PYTHON="")
     assert done.returncode == (0 if damage == "none" else 2), done.stdout + done.stderr
     assert ("`rm -r .venv && make install`" in done.stderr) == (damage != "none")
+
+
+def test_a_package_that_lost_a_module_is_told_in_a_sentence(fails):
+    def lacks(arguments: list[str]):
+        [name] = arguments
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    assert "rm -r .venv && make install" in fails(lacks, "torch._inductor.lowering")
+    with pytest.raises(ModuleNotFoundError):  # a fault of the project
+        fails(lacks, "experiments.typo")
