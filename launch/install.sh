@@ -4,7 +4,7 @@
 #   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages. What
 #   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, but for torchao.
 #   Without a GPU, torch is that of constraints-cpu.txt, as PyTorch's own CPU wheel if its index answers within three
-#   seconds; with a GPU it is the newest of requirements.txt's range. Where uv is installed, it replaces pip.
+#   seconds; with a GPU it is the newest within constraints.txt. Where uv is installed, it replaces pip.
 #   PYTHON names the interpreter to use; otherwise the first of python3, python3.12, python3.11 that fits.
 #   Example: PYTHON=python3.12 launch/install.sh      Exit codes: 0 installed, 2 something is missing, and said.
 set -euo pipefail
@@ -25,21 +25,22 @@ wheels_fit() {
   [[ $(uname -m) =~ ^(x86_64|aarch64)$ ]] && printf '%s\n' "glibc 2.28" "$(libc)" | sort --version-sort --check=silent
 }
 
-# prints the version of a torch that came with this interpreter and is recent enough
+# prints the version of a torch that came with this interpreter; exit code 1 if there is none, 3 if it is too old
 find_torch='
 import re, sys
 from importlib.metadata import version
 found = version("torch")
-sys.exit(tuple(map(int, re.findall(r"\d+", found)[:2])) < (2, 11) or print(found))'
+print(found)
+sys.exit(3 * (tuple(map(int, re.findall(r"\d+", found)[:2])) < (2, 11)))'
 # prints the line of a .pth file that shares the packages of a virtual environment; nothing for another interpreter
 share='
 import site, sys
 if sys.prefix != sys.base_prefix:
     print("import site;", *(f"site.addsitedir({folder!r});" for folder in site.getsitepackages()))'
-python=$venv/bin/python keep=$venv/keep-torch.txt
+python=$venv/bin/python keep=$venv/keep-torch.txt code=0
 if [ "$("$PYTHON" -c 'import sys; print(sys.prefix)')" -ef "$venv" ]; then
   echo "bringing $venv, which is activated, up to date"
-elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
+elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null) || code=$?; [ "$code" = 0 ]; then
   echo "keeping this Python's torch $own_torch"
   shared=$("$PYTHON" -c "$share") sees=()
   [ -n "$shared" ] || sees=(--system-site-packages)
@@ -51,6 +52,10 @@ elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null); then
   echo "torch==$own_torch" >"$keep"
   [ ! -f "${PIP_CONSTRAINT-}" ] || sed '/^torchao\b/d' "$PIP_CONSTRAINT" >>"$keep"
 elif wheels_fit; then
+  if [ "$code" = 3 ]; then
+    echo "this Python's torch $own_torch is older than 2.11, so $venv gets a torch of its own, without what PIP_CONSTRAINT pins"
+    unset PIP_CONSTRAINT
+  fi
   "$PYTHON" -m venv "$venv"
   rm -f "$keep" "$venv"/lib/python3*/site-packages/shared.pth
 else
@@ -74,6 +79,8 @@ elif ! nvidia-smi >/dev/null 2>&1 && ! ls /dev/nvidia[0-9]* >/dev/null 2>&1; the
     options+=(--extra-index-url "$wheels") size="0.6 GB to download"
   fi
   echo "no GPU here: torch as in constraints-cpu.txt"
+elif ! "$python" -c "$find_torch" >/dev/null 2>&1; then # one that is there already stays, however new
+  options=(-c constraints.txt)
 fi
 echo "installing into $venv, a minute or two: $size"
 options+=(-r "$asked" -r requirements-tools.txt)
