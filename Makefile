@@ -39,5 +39,5 @@ install: .venv/installed
 tools: .venv/installed
 	@$(PYTHON_IN_VENV) launch/missing.py requirements-tools.txt
 
-.venv/installed: requirements.txt requirements-tools.txt constraints-cpu.txt launch/install.sh
+.venv/installed: requirements.txt requirements-tools.txt constraints.txt constraints-cpu.txt launch/install.sh
 	@launch/install.sh .venv

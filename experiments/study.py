@@ -29,7 +29,6 @@ from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
     dump,
     find,
-    nested,
     read_file,
     read_override,
     validated,
@@ -111,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command_line() -> CommandLine:
-    parser = CommandLine("experiments.study", __doc__)
+    parser = CommandLine("experiments.study", __doc__, takes_keys=True)
     add = parser.add_argument
     add(
         "names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's folder"
@@ -191,7 +190,7 @@ def load(names: list[str]) -> Study:
 def read(path: Path, kind: type[Study] = Study) -> Study:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys = read_file(path)
-    study = validated(kind.model_validate, nested(keys), keys, kind.model_fields)
+    study = validated(kind.model_validate, keys, kind.model_fields)
     known = yaml_files(recipes.RECIPES)
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
@@ -214,9 +213,11 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     from experiments.training.plan import plan
     from models import device
 
-    plans = {}
-    for name in study.recipes:
-        plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
+    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    plans = {name: plan(recipe) for name, recipe in loaded.items()}
+    untried = device.untried_torch()
+    if untried:
+        print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
         for planned in plans.values():

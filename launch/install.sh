@@ -4,7 +4,7 @@
 #   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages. What
 #   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, but for torchao.
 #   Without a GPU, torch is that of constraints-cpu.txt, as PyTorch's own CPU wheel if its index answers within three
-#   seconds; with a GPU it is the newest of requirements.txt's range. Where uv is installed, it replaces pip.
+#   seconds; with a GPU it is the newest within constraints.txt. Where uv is installed, it replaces pip.
 #   A driver older than 580 gets a torch for CUDA 12. GPU=1 takes the GPU's torch where there is no GPU, as `sbatch` does,
 #   which a cluster's login node has; GPU=0 takes the CPU's.
 #   PYTHON names the interpreter to use; otherwise the first of python3, python3.12, python3.11 that fits.
@@ -74,25 +74,27 @@ can_use_gpu() {
 
 # ---- the environment ----
 
-# prints the version of a torch that came with this interpreter and is recent enough
+# prints the version of a torch that came with this interpreter; exit code 1 if there is none, 3 if it is too old
 find_torch='
 import re, sys
 from importlib.metadata import version
 found = version("torch")
-sys.exit(tuple(map(int, re.findall(r"\d+", found)[:2])) < (2, 11) or print(found))'
+print(found)
+sys.exit(3 * (tuple(map(int, re.findall(r"\d+", found)[:2])) < (2, 11)))'
 # prints the line of a .pth file that shares the packages of a virtual environment; nothing for another interpreter
 share='
 import site, sys
 if sys.prefix != sys.base_prefix:
     print("import site;", *(f"site.addsitedir({folder!r});" for folder in site.getsitepackages()))'
-python=$venv/bin/python keep=$venv/keep-torch.txt
+python=$venv/bin/python keep=$venv/keep-torch.txt code=0
 if ! lost=$("$PYTHON" launch/lost_files.py "$venv" 2>&1); then
   echo "error: $lost: \`rm -r $venv && make install\`" >&2
   exit 2
 fi
+own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null) || code=$?
 if [ "$("$PYTHON" -c 'import sys; print(sys.prefix)')" -ef "$venv" ]; then
   echo "bringing $venv, which is activated, up to date"
-elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null) && can_use_gpu; then
+elif [ "$code" = 0 ] && can_use_gpu; then
   echo "keeping this Python's torch $own_torch"
   shared=$("$PYTHON" -c "$share") sees=()
   [ -n "$shared" ] || sees=(--system-site-packages)
@@ -104,7 +106,10 @@ elif own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null) && can_use_gpu; then
   echo "torch==$own_torch" >"$keep"
   [ ! -f "${PIP_CONSTRAINT-}" ] || sed '/^torchao\b/d' "$PIP_CONSTRAINT" >>"$keep"
 elif wheels_fit; then
-  if [ -n "$own_torch" ]; then
+  if [ "$code" = 3 ]; then
+    echo "this Python's torch $own_torch is older than 2.11, so $venv gets another torch, without what PIP_CONSTRAINT pins"
+    unset PIP_CONSTRAINT
+  elif [ -n "$own_torch" ]; then
     echo "this Python's torch $own_torch cannot use the GPU, so $venv gets another torch"
     unset PIP_CONSTRAINT # which would pin that torch
   fi
@@ -118,6 +123,8 @@ fi
 options=() asked=requirements.txt size="about 3 GB to download" # torch with its CUDA packages
 wheels=https://download.pytorch.org/whl release=''
 answers='import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=3)'
+# the newest torch that was tried; one that the environment has already stays, however new
+limit_torch() { "$python" -c "$find_torch" >/dev/null 2>&1 || options=(-c constraints.txt); }
 # takes PyTorch's own index too, if it can be reached
 add_index() { # NAME
   ! "$python" -c "$answers" "$wheels/$1" 2>/dev/null || options+=(--extra-index-url "$wheels/$1")
@@ -135,10 +142,14 @@ elif [ "${GPU-}" != 0 ] && has_gpu; then
     echo "$reason: torch $release"
     options=("torch==$release")
     add_index "${release#*+}"
+  else
+    limit_torch
   fi
 elif [ "${GPU-}" = 1 ]; then
+  limit_torch
   echo "no GPU here: torch for a GPU all the same, as GPU=1 asks"
 elif [ -z "${GPU-}" ] && command -v sbatch >/dev/null; then
+  limit_torch
   echo "no GPU here, but sbatch: torch for the GPUs of the cluster's nodes; \`rm -r $venv && GPU=0 make install\` takes the CPU's"
 else
   options=(-c constraints-cpu.txt) size="0.6 GB to download, or 3 GB where the package index has torch for CUDA only"
