@@ -139,7 +139,7 @@ def find(name: str) -> str | None:
 
 
 def explain_unknown(name: str) -> str:
-    """Say in a sentence which GPUs may be meant by a name that `find` does not find."""
+    """Say in a sentence whose name an unknown name may be."""
     if re.search(_SLICE, name.lower()):
         return f"{name!r:.80} is a slice of a GPU (MIG), and no datasheet has the rates of slices"
     count = re.fullmatch(_COUNT, name.lower().strip(), re.DOTALL)
