@@ -139,7 +139,7 @@ def find(name: str) -> str | None:
 
 
 def explain_unknown(name: str) -> str:
-    """Say in a sentence whose name an unknown name may be."""
+    """Name in a sentence the GPUs nearest to an unknown name."""
     if re.search(_SLICE, name.lower()):
         return f"{name!r:.80} is a slice of a GPU (MIG), and no datasheet has the rates of slices"
     count = re.fullmatch(_COUNT, name.lower().strip(), re.DOTALL)
@@ -191,7 +191,7 @@ def split_name(name: str) -> set[str]:
 
 
 def optional_words(gpu: Gpu) -> set[str]:
-    """List the words that a GPU's name may have besides those of its key."""
+    """List what a GPU's name may have besides the words of its key."""
     chip_words = re.sub(r" (?=\d)", "", gpu.chip.lower()).split()  # cdna3; rtx, blackwell
     return {*gpu.words.split(), *chip_words, f"{gpu.memory / 1e9:.0f}gb"}
 
