@@ -197,7 +197,7 @@ def optional_words(gpu: Gpu) -> set[str]:
 
 
 def chip_word(key: str) -> str:
-    """Give the word of a key that all variants of a GPU share: `h100` of `h100-pcie`."""
+    """Give the word of a key shared by all variants of a GPU: `h100` of `h100-pcie`."""
     return next(word for word in key.split("-") if re.search(r"\d", word))
 
 
