@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from models import gpus
 from models.errors import REINSTALL, InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
@@ -121,6 +122,15 @@ def seeds(text: str) -> list[int]:
     raise argparse.ArgumentTypeError(
         f"expected 1 to 99, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
     )
+
+
+def gpu_key(text: str) -> str:
+    """Read `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
+    ArgumentTypeError."""
+    key = gpus.find(text)
+    if key is None:
+        raise argparse.ArgumentTypeError(gpus.explain_unknown(text))
+    return key
 
 
 def check_alone() -> None:
