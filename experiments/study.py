@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 DEFAULT = "four_way"
 AUTO = "auto"  # in place of overlays: what this machine can hold
 PROGRAM = ".venv/bin/python -m experiments.study"
+JOB = "sbatch launch/alps_fp8.sbatch"
 FOR_A_VERDICT = 3  # seeds
 
 
@@ -105,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
         reported = COMPLETED if codes and stop.code else _report(study, steps, out, args.verbose)
     if not codes:
         return reported
-    print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")
+    print(f"Not all runs completed; to resume them: {choose_command()} {quote(str(out))}")
     return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), FAILED)
 
 
@@ -159,7 +160,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         if started != study:
             raise InputError(
                 f"{out} holds another study: choose another --out, or go on with that one, and "
-                f"more --seeds if you like: {PROGRAM} {quote(str(out))}"
+                f"more --seeds if you like: {choose_command()} {quote(str(out))}"
             )
     return study, out
 
@@ -258,6 +259,16 @@ def _completed(run: Path) -> bool:
 # ---- report ----
 
 
+def is_job() -> bool:
+    """Look for a job of Slurm. The node it was submitted on may lack the job's Python."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def choose_command() -> str:
+    """Choose the command to resume a study: here, or by a job."""
+    return JOB if is_job() else PROGRAM
+
+
 def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
     """Print the answer, write the page, and say what to look at next.
 
@@ -270,16 +281,24 @@ def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
+        again = f".venv/bin/python -m analysis.report {folder} --html {quote(str(page))}"
+        if is_job():
+            again = f"{JOB} {folder}"
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            f"that is mended, .venv/bin/python -m analysis.report {folder} "
-            f"--html {quote(str(page))}"
+            f"that is fixed, {again}"
         )
         return FAILED
-    print(f"\nPage       {page}\nNotebooks  make lab")
+    notebooks = f"make lab RUNS={folder}"
+    if is_job():  # nobody sits at this machine
+        folder = f"runs/{quote(out.name)}"
+        source = quote(f"CLUSTER:{out.absolute()}")
+        notebooks = f"at home: rsync -a --exclude checkpoint {source} runs/"
+        notebooks += f" && make lab RUNS={folder}"
+    print(f"\nPage       {page}\nNotebooks  {notebooks}")
     print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
     if len(study.seeds) < FOR_A_VERDICT and steps >= MIN_STEPS:
-        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}")
+        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
     return COMPLETED
 
 

@@ -140,8 +140,10 @@ def memory_bytes() -> int:
 
 
 def peak() -> gpus.Gpu | None:
-    """Find this GPU in the table of models/gpus.py; None for a CPU or a GPU not in the table."""
-    return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
+    """Find this GPU in the table of models/gpus.py; None for a CPU, for a GPU not in the table, and
+    for a GPU whose peaks no datasheet has."""
+    gpu = gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
+    return gpu if gpu and gpu.bf16 else None
 
 
 def untried_torch() -> str | None:

@@ -28,7 +28,7 @@ from experiments.config.yaml_with_origins import (
     validated,
 )
 from experiments.records.run import AtLeast1, Count, Seed, Share
-from models.scaling import SCALINGS
+from models.scaling import SCALINGS, explain_unfit_tokens
 
 BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
 
@@ -300,7 +300,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     """List contradictions between keys: (the key to look at, what to do) each."""
     training, float8 = config.training, config.quantize.linear.float8
     local, whole = training.local_batch_size, training.global_batch_size
-    tokens, total_steps = training.seq_len * local, config.lr_scheduler.total_steps
+    total_steps = config.lr_scheduler.total_steps
+    unfit_tokens = explain_unfit_tokens(training.seq_len, local)
     profiling = config.profiling
     traced = profiling.profiler_warmup + profiling.profiler_active
     rules = [
@@ -342,10 +343,9 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             "is read with training.dataset=parquet alone; set that, or leave the path out",
         ),
         (
-            float8.recipe_name and tokens % 16,
+            float8.recipe_name and unfit_tokens,
             "training.seq_len",
-            f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the "
-            "weight-gradient GEMM contracts over tokens",
+            unfit_tokens,
         ),
         (
             float8.enable_fsdp_float8_all_gather and float8.recipe_name in BY_ROWS,

@@ -19,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from models.errors import InputError
+from models import gpus
+from models.errors import REINSTALL, InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
 COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
+OWN_PACKAGES = ("analysis", "experiments", "extensions", "models")
 
 
 # ---- its arguments ----
@@ -120,6 +122,15 @@ def seeds(text: str) -> list[int]:
     raise argparse.ArgumentTypeError(
         f"expected 1 to 99, as 3 for seeds 0, 1 and 2, or a list with a comma, got {text}"
     )
+
+
+def gpu_key(text: str) -> str:
+    """Read `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
+    ArgumentTypeError."""
+    key = gpus.find(text)
+    if key is None:
+        raise argparse.ArgumentTypeError(gpus.explain_unknown(text))
+    return key
 
 
 def check_alone() -> None:
@@ -240,6 +251,11 @@ def code_of(command: Callable[[], int]) -> int:
         # a library's may have a text alone
         where, what = error.filename or "the system", error.strerror or error
         sentence = f"{where}: {what}: mend that, or choose another"
+    except ImportError as error:  # files are gone, as on a scratch file system that is cleaned
+        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
+            raise
+        sentence = f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster "
+        sentence += "in the container of its jobs"
     except KeyboardInterrupt as request:  # of `Stop`, once it listens
         return request.args[0] if request.args else FOR_GOOD
     print(f"error: {sentence}", file=sys.stderr)

@@ -26,6 +26,7 @@ from experiments.jobs.command import (
     CommandLine,
     Stop,
     code_of,
+    gpu_key,
     leave,
     seeds,
 )
@@ -72,7 +73,7 @@ def _command_line() -> CommandLine:
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list, as 0,1,2")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="list the cells, and which of them fit")
-    add("--gpu", choices=GPUS, metavar="GPU", help="whose memory counts, instead of this machine's")
+    add("--gpu", type=gpu_key, help="whose memory counts, instead of this machine's")
     return parser
 
 
