@@ -102,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         write_whole(out / STUDY_FILE, dump(study.model_dump()))
         run_all(runs, stop)
         codes = {run.code for run in runs} - {COMPLETED}
-        reported = COMPLETED if codes and stop.code else _report(study, out, args.verbose)
+        steps = min(plan.config.training.steps for plan in plans.values())
+        reported = COMPLETED if codes and stop.code else _report(study, steps, out, args.verbose)
     if not codes:
         return reported
     print(f"Not all runs completed; to resume them: {choose_command()} {quote(str(out))}")
@@ -268,7 +269,7 @@ def choose_command() -> str:
     return JOB if is_job() else PROGRAM
 
 
-def _report(study: Study, out: Path, verbose: bool) -> int:
+def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
     """Print the answer, write the page, and say what to look at next.
 
     A report that fails costs no run. Returns the exit code.
@@ -276,6 +277,7 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
     folder, page = quote(str(out)), out / "report.html"
     try:
         from analysis import report  # pandas: a second
+        from analysis.runs import MIN_STEPS
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
@@ -295,7 +297,7 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
         notebooks += f" && make lab RUNS={folder}"
     print(f"\nPage       {page}\nNotebooks  {notebooks}")
     print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
-    if len(study.seeds) < FOR_A_VERDICT:
+    if len(study.seeds) < FOR_A_VERDICT and steps >= MIN_STEPS:
         print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
     return COMPLETED
 

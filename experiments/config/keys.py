@@ -367,7 +367,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
 
 
 def instead(key: str) -> str | None:
-    """Say what to do instead of a key that no recipe has; None if nothing is known of it."""
+    """Say what to do instead of a key unknown to recipes; None if nothing is known of it."""
     move = find_move(key)
     if move and not move.key:
         return f"torchtitan has dropped it: {move.note}"

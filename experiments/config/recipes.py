@@ -192,7 +192,7 @@ def load_compared(
 
 
 def _warn_of_overlays(own: Keys, overlays: dict[str, Keys]) -> None:
-    """Log which values of a recipe's own files overlays replace."""
+    """Warn where overlays replace values of the own files of a recipe."""
     for overlay, layer in overlays.items():
         for key in own.keys() & layer.keys():
             if own[key].value != layer[key].value:
