@@ -131,7 +131,7 @@ def _lock_cache(cache: Path, name: str) -> TextIO:
         return lock_file(cache / f".{name}.lock", wait=True)
     except OSError as error:
         raise InputError(
-            f"data.cache_dir={cache}: the token file {name} cannot be written there "
+            f"data.cache_dir={cache}: the token file is not there and cannot be written "
             f"({error.filename}: {error.strerror}): choose another folder"
         ) from error
 
