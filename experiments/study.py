@@ -46,8 +46,23 @@ from experiments.jobs.command import (
     seeds,
 )
 from experiments.jobs.runner import Job, run_all
-from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
-from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, RecordError, Seed, last_step
+from experiments.records.files import (
+    check_folder,
+    check_mark,
+    dated_folder,
+    lock_folder,
+    write_whole,
+)
+from experiments.records.run import (
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    STUDY_FILE,
+    Manifest,
+    RecordError,
+    Seed,
+    last_step,
+)
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -177,6 +192,8 @@ def load(names: list[str]) -> Study:
     if names[0] in there:
         return read(there[names[0]])
     for name in names:
+        if name not in there | known:
+            check_mark(Path(name), "study", STUDY_FILE)
         find(kind, name, there | known)
     by_preference = ["baseline", "baseline_compiled", *names]
     return Study(
@@ -240,7 +257,10 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job
         recipe = plan.recipe.with_seed(seed)
         recipes.check_recipe(folder, recipe)
         if _completed(folder):
+            lost = [name for name in (RECIPE, METRICS) if not (folder / name).exists()]
             print(f"complete already: {folder}")
+            if lost:
+                print(f"It lost {' and '.join(lost)}: to make the run again, delete that folder")
             continue
         text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)

@@ -37,6 +37,8 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
 Beta = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+BPE_END_OF_TEXT = "<|end_of_text|>"  # of the BPE that is trained on the corpus
+
 NOTHING_IN_FP8 = (
     f"is not read, because without {SCALING} nothing is in FP8: set that, to tensorwise for "
     "torchtitan's default, or leave this out"
@@ -209,6 +211,10 @@ class Data:
     """Size of the byte-level BPE trained on the corpus itself, where `model.hf_assets_path` is
     empty."""
 
+    end_of_text: str | None = None
+    """Token at the end of each document, one of the tokenizer's; null: the `eos_token` of the
+    tokenizer's tokenizer_config.json, else a special token of a usual name, as `<eos>`."""
+
     cache_dir: str = ".cache/data"
     """Where prepared token files are kept, one folder per content hash."""
 
@@ -341,6 +347,13 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             training.dataset_path and training.dataset != "parquet",
             "training.dataset_path",
             "is read with training.dataset=parquet alone; set that, or leave the path out",
+        ),
+        (
+            config.data.end_of_text not in (None, BPE_END_OF_TEXT)
+            and not config.model.hf_assets_path,
+            "data.end_of_text",
+            f"names a token of model.hf_assets_path, and the BPE trained in its place has "
+            f"{BPE_END_OF_TEXT}; leave it out, or set that path",
         ),
         (
             float8.recipe_name and unfit_tokens,

@@ -19,6 +19,8 @@ from models.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
 FEW = 16
+# How keys end whose values the command line takes letter by letter
+LITERAL = ("_path", "_dir", "data.text_column", "data.end_of_text")
 LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 
 
@@ -92,11 +94,17 @@ def read_file(path: Path) -> Keys:
 
 
 def read_override(override: str) -> Keys:
-    """Read `key.path=value` from the command line. Raises `InputError`."""
+    """Read `key.path=value` from the command line. Raises `InputError`.
+
+    The value is YAML. Names of files, columns and tokens are taken as they stand, unless they are
+    quoted, empty or null: to YAML, `[a]/b` would be no text, and `a #1` only `a`.
+    """
     origin = f"command line: {override}"
     path, equals, text = override.partition("=")
     if not equals or not all(path.split(".")):
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
+    if path.endswith(LITERAL) and not text.startswith(('"', "'")) and text not in ("", "null"):
+        text = json.dumps(text, ensure_ascii=False)
     return _parse(text, path, lambda line: origin)
 
 
