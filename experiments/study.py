@@ -46,7 +46,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.runner import Job, run_all
+from experiments.jobs.runner import Job, compile_folders, run_all
 from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, RecordError, Seed, last_step
 from models.errors import InputError
@@ -149,9 +149,13 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
     if study.overlays == [AUTO]:
-        from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
+        # torch: seconds, not for a wrong name
+        from experiments.training.machine import check_driver
+        from experiments.training.sizes import choose_size
 
-        study.overlays, why = choose_size(study.reference, study.overrides)
+        check_driver()
+        names = dict.fromkeys([study.reference, *study.recipes])
+        study.overlays, why = choose_size([*names], study.overrides)
         print(f"Size: {why}; --overlay chooses another.")
     if (out / STUDY_FILE).exists():
         started = read(out / STUDY_FILE)
@@ -218,8 +222,9 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
         plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
+        caches = compile_folders()
         for planned in plans.values():
-            check_units(planned)
+            check_units(planned, caches)
     for name, planned in plans.items():
         plans[name], finding = open_data(planned)
     print(f"Data: {finding}.")
