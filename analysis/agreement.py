@@ -68,6 +68,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     by = ratios(own, others, level)
     mean, low, high = ratio = by[MEAN]
     caveats = [*contradictions(by, own, others), *impossible(ratio, own, others)]
+    caveats += short_of_memory(own, others)
     to_decide = max(abs(mean - 1), SMALL - abs(mean - 1))
     needed = runs_needed(runs, high - low, to_decide, 2, level)
     return SpeedUp(ratio, by, runs, caveats if runs > 1 else [], needed)
@@ -175,6 +176,18 @@ def impossible(ratio: Ratio, own: list[Run], others: list[Run]) -> Iterator[str]
     for run in own + others:
         if mfu(run) > times_at_most(run.fp8_share):
             yield f"{run.name} ran at {mfu(run):.0%} of its GPU's peak in bf16"
+
+
+def short_of_memory(own: list[Run], others: list[Run]) -> Iterator[str]:
+    """Say which recipe's steady steps waited for the allocator, because the GPU's memory was short:
+    their time depends on the size of the GPU's memory, and is not the recipe's."""
+    for runs in (own, others):
+        share = pd.concat([run.steady["short"] for run in runs]).mean()
+        if share > SMALL:
+            yield (
+                f"the GPU's memory was short in {share:.0%} of the steady steps of "
+                f"{runs[0].recipe}: a smaller size would tell"
+            )
 
 
 def times_at_most(share: float) -> float:

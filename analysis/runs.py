@@ -32,7 +32,7 @@ from experiments.records.run import (
 
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
-COLUMNS = {"step": int, "process": int, "steady": bool, "in_fp8": bool}
+COLUMNS = {"step": int, "process": int, "steady": bool, "in_fp8": bool, "short": bool}
 COLUMNS |= dict.fromkeys(NUMBERS, float)
 
 
@@ -51,7 +51,8 @@ class Run:
         spans: start and end of each attempt.
         steps: a row a step. `process`: the attempt, from 0, an index into `spans`; `steady`: the
             step counts for a rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for
-            data; `useful`: tokens without padding; `memory`: bytes. `lr` and `elapsed` are known at
+            data; `useful`: tokens without padding; `memory`: bytes; `short`: the GPU's memory was
+            short. `lr` and `elapsed` are known at
             the end of each log interval. `elapsed` counts all attempts, their starts included.
         timings: of each attempt that finished its first step.
     """
@@ -220,9 +221,11 @@ def steps_table(logs: list[list[LogInterval]], stretches: dict[str, Stretch]) ->
     steps["step"] -= to_come
     steps.loc[to_come > 0, ["lr", "elapsed"]] = math.nan
     listed = steps[["step", "not_steady"]].to_numpy()
+    short = steps[["step", "allocator_retries"]].to_numpy()
     table = steps.assign(
         steady=[step not in not_steady for step, not_steady in listed],
         in_fp8=True,
+        short=[step in retries for step, retries in short],
         loss=steps["losses"],
         seconds=steps["step_s"],
         wait=steps["data_wait_s"],

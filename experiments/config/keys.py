@@ -156,8 +156,8 @@ class Model(titan.Model):
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
 
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
-    """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and
-    device."""
+    """Kernel behind scaled_dot_product_attention; `auto` is the first of torchtitan's list (cuDNN,
+    flash, math) that can compute it."""
 
 
 class Compile(titan.Compile):

@@ -31,9 +31,10 @@ from experiments.jobs.command import (
 from experiments.records.files import write_whole
 from experiments.records.run import LOG, RECIPE, last_interval, last_step
 
-# Variables of cache folders, but for those that the user has set. This is looked at before torch is
-# imported, which sets one by itself.
-COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} - os.environ.keys()
+CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+# Those that the user has not set. This is looked at before torch is imported, which sets one by
+# itself.
+COMPILE_CACHES = CACHE_VARIABLES - os.environ.keys()
 COMMAND = "experiments.run"
 LINE_EVERY_S = 10
 GRACE_S = 30  # from a second Ctrl-C to the killing of what is deaf to it
@@ -199,7 +200,15 @@ def _send(runs: list[Job], request: signal.Signals) -> None:
             run.process.send_signal(request)
 
 
-# ---- GPUs ----
+# ---- folders and GPUs ----
+
+
+def compile_folders() -> list[str]:
+    """List the folders that runs compile into: the user's, and that of temporary files for each
+    variable that the user has not set."""
+    named = (CACHE_VARIABLES - COMPILE_CACHES) & os.environ.keys()
+    chosen = [os.environ[name] for name in named]
+    return [*chosen, tempfile.gettempdir()] if COMPILE_CACHES else chosen
 
 
 def gpus() -> list[str | None]:
@@ -211,7 +220,9 @@ def gpus() -> list[str | None]:
 
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(index) for index in range(count)]
+    names = [str(index) for index in range(count)]
+    if visible:
+        names = [name.strip() for name in visible.split(",")]
     return names[:count] or [None]
 
 

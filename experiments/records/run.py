@@ -240,6 +240,9 @@ class LogInterval(Record):
     # does the same work (one of them is profiled), and the step after one that saved a checkpoint
     # or a trace
     not_steady: list[AtLeast1]
+    # Steps in which the memory of a GPU was short: the allocator gave its cache back, which waits
+    # for the GPU, and asked again
+    allocator_retries: list[AtLeast1] = []
     # Highest reserved memory of the device (on a CPU: resident set so far)
     peak_memory_bytes: Count
     mfu_bf16_peak: float | None = None  # null where no datasheet gives the peak

@@ -34,9 +34,10 @@ from experiments.jobs.command import (
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder, run_folder, write_whole
 from experiments.training import checkpoint, machine
-from experiments.training.machine import LESS_MEMORY, Finding
+from experiments.training.machine import Finding
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
+from experiments.training.sizes import explain_shortage
 from experiments.training.trainer import Diverged, Trainer
 from models import device
 from models.errors import InputError
@@ -105,7 +106,7 @@ def train(
         trainer = Trainer(plan, stop, out if directory else None)
         trainer.train(after)
     except FAILURES as error:
-        end = _end(error, stop)
+        end = _end(error, stop, plan)
     if trainer and directory:
         with only_logged("could not note what a reader should know"):
             directory.manifest.notes = trainer.notes()
@@ -119,7 +120,7 @@ def train(
     return end
 
 
-def _end(error: BaseException, stop: Stop) -> End:
+def _end(error: BaseException, stop: Stop, plan: Plan) -> End:
     """Map an exception to the run's status and exit code."""
     match error:
         case Interrupted():
@@ -134,7 +135,7 @@ def _end(error: BaseException, stop: Stop) -> End:
             return End("failed", FAILED, str(error))
     logging.error("the run failed", exc_info=error)
     if isinstance(error, torch.OutOfMemoryError):
-        return End("failed", FAILED, f"the GPU is out of memory: {LESS_MEMORY}")
+        return End("failed", FAILED, explain_shortage(plan))
     task = ""
     if isinstance(error, CheckpointException):
         task = "a checkpoint could not be written or read: "

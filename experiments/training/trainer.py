@@ -95,6 +95,7 @@ class Trainer(titan.Trainer):
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.combine = plan.recipe.hook("combine", alone)
         self._stop_code = 0
+        self._short_steps = 0  # steady ones, in which memory was short
         TIMELINE.mark("optimizer")
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
@@ -258,6 +259,7 @@ class Trainer(titan.Trainer):
         fp8 = self.proof.fp8
         in_fp8 = 0 if fp8.emulated else fp8.flops_per_token
         interval = self.meter.close(self.step, norm, lr, in_fp8)
+        self._short_steps += len({*interval.allocator_retries} - {*interval.not_steady})
         if None in interval.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
         if interval.grad_norm is None:
@@ -282,6 +284,11 @@ class Trainer(titan.Trainer):
     def notes(self) -> list[str]:
         """Say what a reader of this run's figures should know."""
         notes = [f"attention: {self.proof.attention}"] if self.proof.attention else []
+        if self._short_steps:
+            notes.append(
+                f"the GPU's memory was short in {self._short_steps} steady steps, which made them "
+                "slower: take a smaller size"
+            )
         for own in self.plan.recipe.hooks("notes"):
             notes += own(self)
         return notes
