@@ -50,6 +50,7 @@ REPLACED = (
     "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
     "own_rows", "parallelize", "processes", "run", "shards", "start",
 )  # fmt: skip
+CHECKPOINTS = "checkpoint.enable"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
@@ -62,6 +63,8 @@ class Resolved(BaseModel):
     base: str | None = None
     overlays: list[str] = []
     overrides: list[str] = []
+    # Only overlays turned checkpoints on: no file of a recipe or study, and no command line
+    overlay_checkpoints: bool = False
     plan: dict | None = None
 
 
@@ -144,6 +147,7 @@ def load(
     is_path = name.endswith(".yaml")
     path = Path(name).absolute() if is_path else find("recipe", name, yaml_files(RECIPES))
     head, keys = _read(path, RECIPES)
+    turned_on = {} if head.resolved.overlay_checkpoints else dict(keys)
     of_base = f"{RECIPES.name}/base.yaml:"
     own = {key: given for key, given in keys.items() if not given.origin.startswith(of_base)}
     for overlay in overlays:
@@ -156,7 +160,9 @@ def load(
                 )
         keys |= layer
     for override in overrides:
-        keys |= read_override(override)
+        layer = read_override(override)
+        keys |= layer
+        turned_on |= layer
     from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name
 
     before = head.resolved
@@ -168,6 +174,8 @@ def load(
     )
     extensions = extensions_of(keys)
     config = validate(keys, extensions)
+    is_asked = CHECKPOINTS in turned_on and turned_on[CHECKPOINTS].value
+    made.overlay_checkpoints = config.checkpoint.enable and not is_asked
     config.job.description = head.description
     recipe = Recipe(head.name, head.description, config, extensions, made)
     if made.plan and made.plan.get("recipe") != recipe.digest:

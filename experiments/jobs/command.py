@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from experiments.records.files import AGAIN, full_disk
 from models.errors import InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
@@ -196,7 +197,8 @@ def code_of(command: Callable[[], int]) -> int:
     except OSError as error:
         # a library's may have a text alone
         where, what = error.filename or "the system", error.strerror or error
-        sentence = f"{where}: {what}: mend that, or choose another"
+        full = full_disk(error, [Path()])
+        sentence = f"{full}: {AGAIN}" if full else f"{where}: {what}: mend that, or choose another"
     except KeyboardInterrupt as request:  # of `Stop`, once it listens
         return request.args[0] if request.args else FOR_GOOD
     print(f"error: {sentence}", file=sys.stderr)

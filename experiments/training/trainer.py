@@ -95,6 +95,7 @@ class Trainer(titan.Trainer):
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
         self.combine = plan.recipe.hook("combine", alone)
         self._stop_code = 0
+        self.unsaved = ""  # why there is no checkpoint of the last step
         TIMELINE.mark("optimizer")
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
@@ -156,7 +157,7 @@ class Trainer(titan.Trainer):
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(batches)
-                self.checkpointer.save(self.step, last_step=self.step == last)
+                self._save()
                 if memory:
                     memory.step()
                 if trace and end_traced_step(trace):
@@ -169,6 +170,16 @@ class Trainer(titan.Trainer):
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
         self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
+
+    def _save(self) -> None:
+        """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
+        step."""
+        if self.step < self.job_config.training.steps:
+            self.checkpointer.save(self.step)
+        elif not self.plan.recipe.made.overlay_checkpoints:  # else it would be deleted at once
+            self.unsaved = self.checkpointer.save_last(self.step)
+            if self.unsaved:
+                logger.warning(self.unsaved)
 
     def _interrupt(self) -> None:
         """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
@@ -282,6 +293,8 @@ class Trainer(titan.Trainer):
     def notes(self) -> list[str]:
         """Say what a reader of this run's figures should know."""
         notes = [f"attention: {self.proof.attention}"] if self.proof.attention else []
+        if self.unsaved:
+            notes.append(self.unsaved)
         for own in self.plan.recipe.hooks("notes"):
             notes += own(self)
         return notes
