@@ -29,7 +29,6 @@ from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
     dump,
     find,
-    nested,
     read_file,
     read_override,
     validated,
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 DEFAULT = "four_way"
 AUTO = "auto"  # in place of overlays: what this machine can hold
 PROGRAM = ".venv/bin/python -m experiments.study"
+JOB = "sbatch launch/alps_fp8.sbatch"
 FOR_A_VERDICT = 3  # seeds
 
 
@@ -105,12 +105,12 @@ def main(argv: list[str] | None = None) -> int:
         reported = COMPLETED if codes and stop.code else _report(study, out, args.verbose)
     if not codes:
         return reported
-    print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")
+    print(f"Not all runs completed; to resume them: {choose_command()} {quote(str(out))}")
     return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), FAILED)
 
 
 def _command_line() -> CommandLine:
-    parser = CommandLine("experiments.study", __doc__)
+    parser = CommandLine("experiments.study", __doc__, takes_keys=True)
     add = parser.add_argument
     add(
         "names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's folder"
@@ -159,7 +159,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         if started != study:
             raise InputError(
                 f"{out} holds another study: choose another --out, or go on with that one, and "
-                f"more --seeds if you like: {PROGRAM} {quote(str(out))}"
+                f"more --seeds if you like: {choose_command()} {quote(str(out))}"
             )
     return study, out
 
@@ -190,7 +190,7 @@ def load(names: list[str]) -> Study:
 def read(path: Path, kind: type[Study] = Study) -> Study:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys = read_file(path)
-    study = validated(kind.model_validate, nested(keys), keys, kind.model_fields)
+    study = validated(kind.model_validate, keys, kind.model_fields)
     known = yaml_files(recipes.RECIPES)
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
@@ -213,9 +213,11 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     from experiments.training.plan import plan
     from models import device
 
-    plans = {}
-    for name in study.recipes:
-        plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
+    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    plans = {name: plan(recipe) for name, recipe in loaded.items()}
+    untried = device.untried_torch()
+    if untried:
+        print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
         for planned in plans.values():
@@ -256,6 +258,16 @@ def _completed(run: Path) -> bool:
 # ---- report ----
 
 
+def is_job() -> bool:
+    """Look for a job of Slurm. The node it was submitted on may lack the job's Python."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def choose_command() -> str:
+    """Choose the command to resume a study: here, or by a job."""
+    return JOB if is_job() else PROGRAM
+
+
 def _report(study: Study, out: Path, verbose: bool) -> int:
     """Print the answer, write the page, and say what to look at next.
 
@@ -267,16 +279,24 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
+        again = f".venv/bin/python -m analysis.report {folder} --html {quote(str(page))}"
+        if is_job():
+            again = f"{JOB} {folder}"
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            f"that is mended, .venv/bin/python -m analysis.report {folder} "
-            f"--html {quote(str(page))}"
+            f"that is fixed, {again}"
         )
         return FAILED
-    print(f"\nPage       {page}\nNotebooks  make lab")
+    notebooks = f"make lab RUNS={folder}"
+    if is_job():  # nobody sits at this machine
+        folder = f"runs/{quote(out.name)}"
+        source = quote(f"CLUSTER:{out.absolute()}")
+        notebooks = f"at home: rsync -a --exclude checkpoint {source} runs/"
+        notebooks += f" && make lab RUNS={folder}"
+    print(f"\nPage       {page}\nNotebooks  {notebooks}")
     print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
     if len(study.seeds) < FOR_A_VERDICT:
-        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}")
+        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
     return COMPLETED
 
 

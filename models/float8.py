@@ -57,9 +57,8 @@ from torchtitan.tools.logging import logger
 
 from models.cpu_matmuls import onednn_is_slow_in_fp8
 from models.errors import InputError, by_pattern
-from models.scaling import SCALINGS, Scaling
+from models.scaling import FILTERS, SCALINGS, Scaling, explain_unfit_layers, unfit_layers
 
-FILTERS = "quantize.linear.float8.filter_fqns"
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 
@@ -131,12 +130,9 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             chosen -= matched
     if not chosen:
         raise InputError(f"FP8 would convert no layer: {FILTERS} leaves none of them")
-    unfit = [name for name in chosen if any(side % 16 for side in linears[name].weight.shape)]
+    unfit = unfit_layers({name: linears[name].weight.shape for name in chosen})
     if unfit:
-        raise InputError(
-            f"FP8 needs layers whose sides are multiples of 16: add {by_pattern(unfit)} to "
-            f"{FILTERS}, or choose another model.flavor or model.sizes"
-        )
+        raise InputError(explain_unfit_layers(unfit))
     return chosen
 
 

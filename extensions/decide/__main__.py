@@ -2,16 +2,19 @@
 
     python -m extensions.decide llama3.1-8B --gpu h200
     python -m extensions.decide 8B --gpu h100 --gpus 8 --seq-len 8192 --tokens 100B --price 2.5
-    python -m extensions.decide path/to/config.json --gpu b200
+    python -m extensions.decide path/to/model --gpu b200 --format mxfp8
     python -m extensions.decide 8B n_layers=16 --gpu h100
+    python -m extensions.decide --list
 
-A model is a name, a recipe, a Hugging Face config.json, or sizes (dim=, n_layers=, n_heads=,
-n_kv_heads=, head_dim=, hidden_dim=, vocab_size=).
+A model is a name, a recipe, a Hugging Face config.json or its folder, or sizes (dim=, n_layers=,
+n_heads=, n_kv_heads=, head_dim=, hidden_dim=, vocab_size=).
 
-    --gpu           e.g. h100, h200, b200
+    --list          the names of models, families and GPUs
+    --gpu           by any of its names, e.g. h100, h200, b200, "NVIDIA H100 PCIe"
     --gpus, --batch, --seq-len    how many; rows a GPU; tokens a row (default: 1, 1, 4096)
     --steps, --tokens    of the training, e.g. 100k, or 15B in place of steps
     --price         of a GPU's hour, in any currency
+    --format        fp8, mxfp8 or nvfp4 (default: fp8)
     --recompute     activations: none or full (default: none, if it fits so)
     --freeze        layers that are not trained, e.g. w1 w2 w3
 
@@ -20,86 +23,180 @@ It is an estimate from training speeds that others measured: extensions/decide/R
 Exit codes: 0 for every answer, 2 for bad input.
 """
 
+import argparse
 import json
+import re
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
-from extensions.decide.answer import estimate
-from extensions.decide.model import sizes
-from models.gpus import GPUS, find
+from extensions.decide.answer import FORMATS, answer_old_gpu, estimate
+from extensions.decide.model import FAMILIES, MODELS, read_model
+from extensions.decide.training import Training, block_weights, choose_recompute
+from models import gpus
 
 PARALLEL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
     "out --tensor-parallel, and measure"
 )
-ANSWER = """\
-{verdict}: {why}
-memory_gib  {memory_gib}
-recompute   {recompute}
-fitted_to   {fitted_to}
-outside     {outside}"""
+LAYERS = ["wq", "wk", "wv", "wo", "w1", "w2", "w3"]
 RANGE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
 PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
-POWERS = str.maketrans({"k": "e3", "m": "e6", "b": "e9", "t": "e12"})
+MEMORY = (
+    "memory_gib  {memory_gib} of {gpu_memory_gib}: parameters, gradients and both moments of AdamW "
+    "in bf16, 8 bytes a parameter"
+)
+POWERS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Print the answer. Raises InputError."""
-    parser = CommandLine("extensions.decide", __doc__)
-    add = parser.add_argument
-    add("model", nargs="+")
-    add("--gpu", type=lambda name: find(name) or name, choices=GPUS, required=True)
-    for flag, default in (("--gpus", 1), ("--batch", 1), ("--seq-len", 4096)):
-        add(flag, type=positive_whole_number, default=default)
-    for flag in ("--steps", "--tokens", "--price"):
-        add(flag, type=positive_number, default=0)
-    # Without it, the first of the two that fits
-    add("--recompute", choices=["none", "full"], nargs=1, default=["none", "full"])
-    add("--freeze", nargs="+", default=[], choices=["wq", "wk", "wv", "wo", "w1", "w2", "w3"])
-    add("--tensor-parallel")
-    add("--json", action="store_true")
-    asked = parser.parse(argv)
-    if asked.tensor_parallel:
-        parser.error(PARALLEL)
-    asked.sizes = sizes(asked.model)
-    asked.parameters = asked.sizes.parameters()
-    asked.frozen = sum(
-        n * k
-        for name, (n, k) in asked.sizes.linear_shapes().items()
-        if name.endswith(tuple(asked.freeze))
-    )
-    asked.step_tokens = asked.batch * asked.seq_len
-    answer = estimate(asked)
-    if asked.json:
+    parser = make_parser()
+    args = parser.parse(argv)
+    if args.list:
+        print_names()
+        return COMPLETED
+    check_arguments(parser, args)
+    answer = answer_arguments(args)
+    if args.json:
         print(json.dumps(answer, indent=2))
     else:
-        show(answer)
+        print_answer(answer)
     return COMPLETED
 
 
-def positive_number(text: str) -> float:
-    """Read `300`, `100k` or `1.5T`, more than 0 and finite. Raises ValueError."""
-    value = float(text.lower().translate(POWERS))
+# ---- arguments ----
+
+
+def make_parser() -> CommandLine:
+    """Declare the arguments."""
+    parser = CommandLine("extensions.decide", __doc__)
+    add = parser.add_argument
+    add("model", nargs="*")
+    add("--list", action="store_true")
+    add("--gpu", type=gpu_name)
+    for flag, default in (("--gpus", 1), ("--batch", 1), ("--seq-len", 4096)):
+        add(flag, type=whole_number, default=default)
+    for flag in ("--steps", "--tokens", "--price"):
+        add(flag, type=number, default=0)
+    add("--format", choices=FORMATS, default="fp8")
+    # Without it, the first of the two that fits
+    add("--recompute", choices=["none", "full"], nargs=1, default=["none", "full"])
+    add("--freeze", nargs="+", default=[], choices=LAYERS)
+    add("--tensor-parallel")
+    add("--json", action="store_true")
+    return parser
+
+
+def check_arguments(parser: CommandLine, args: argparse.Namespace) -> None:
+    """Check what argparse cannot. Raises InputError."""
+    if not args.model:
+        parser.error("no model is named: give a name, a config.json or sizes; --list has names")
+    if args.gpu is None:
+        parser.error("no GPU is named: give --gpu, e.g. --gpu h100; --list has names")
+    if args.tensor_parallel:
+        parser.error(PARALLEL)
+    if args.steps and args.tokens:
+        parser.error("--steps and --tokens are two ways to say how long it trains: give one")
+
+
+def gpu_name(text: str) -> str:
+    """Read `--gpu`: the key of a GPU, or the name of one without FP8 units. Raises
+    ArgumentTypeError."""
+    key = gpus.find(text)
+    if key is None and gpus.old_chip(text) is None:
+        raise argparse.ArgumentTypeError(f"{gpus.explain_unknown(text)}; --list has all names")
+    return key or text
+
+
+def number(text: str) -> float:
+    """Read `300`, `100k` or `1.5T`, more than 0. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?(?:e\d{1,2})?)([kmbt]?)", text.lower())
+    value = float(match[1]) * POWERS[match[2]] if match else 0
     if not 0 < value < 1e18:
-        raise ValueError
+        raise argparse.ArgumentTypeError(
+            f"expected a number above 0, as 300, 100k or 1.5T, got {text:.40}"
+        )
     return value
 
 
-def positive_whole_number(text: str) -> int:
-    """Read a whole number, with the limits of `positive_number`. Raises ValueError."""
-    positive_number(text)
+def whole_number(text: str) -> int:
+    """Read a whole number above 0. Raises ArgumentTypeError."""
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number above 0 in digits, as 8192, got {text:.40}"
+        )
     return int(text)
 
 
-def show(answer: dict) -> None:
+# ---- answer ----
+
+
+def answer_arguments(args: argparse.Namespace) -> dict:
+    """Answer what is asked. Raises InputError."""
+    model = read_model(args.model)
+    if args.gpu not in gpus.GPUS:
+        return answer_old_gpu(args.gpu)
+    frozen = 0
+    if args.freeze and model.sizes:
+        weights = block_weights(model.sizes)
+        frozen = sum(weights[name] for name in weights if name.endswith(tuple(args.freeze)))
+    asked, needed = choose_recompute(
+        Training(
+            model=model,
+            gpu=args.gpu,
+            gpus=args.gpus,
+            batch=args.batch,
+            seq_len=args.seq_len,
+            recompute=args.recompute[0],
+            frozen=frozen,
+            bf16_layers=model.bf16_layers,
+        ),
+        args.recompute,
+    )
+    n_steps = args.steps or args.tokens / (asked.gpus * asked.step_tokens)
+    return estimate(asked, needed, n_steps, args.price, args.format)
+
+
+def print_answer(answer: dict) -> None:
     """Print what is known of an answer."""
-    print(ANSWER.format(**answer))
-    for name, value in answer.items():
-        if isinstance(value, dict):
-            for recipe, numbers in value.items():
-                if numbers:
-                    print(RANGE.format(name, recipe, *numbers))
+    print(f"{answer['verdict']}: {answer['why']}")
+    if "nearest" not in answer:
+        return
+    if answer["memory_gib"]:
+        print(MEMORY.format(**answer))
+    for name in ("recompute", "fitted_to"):
+        print(f"{name:<12}{answer[name]}")
+    print(f"{'outside':<12}{', '.join(answer['outside']) or 'nothing'}")
+    print_ranges(answer)
     for pair in answer["nearest"]:
         print(PAIR.format(**pair))
+    if answer["loss"]:
+        print(f"{'loss':<12}{answer['loss']}")
+    for note in answer["notes"]:
+        print(f"{'note':<12}{note}")
+    if answer["measure"]:
+        print(answer["measure"])
+
+
+def print_ranges(answer: dict) -> None:
+    """Print the numbers that have a range."""
+    for name in ("speedup", "step_s", "hours", "cost"):
+        for recipe, numbers in (answer[name] or {}).items():
+            if numbers:
+                print(RANGE.format(name, recipe, *numbers))
+
+
+def print_names() -> None:
+    """Print the names of models, families and GPUs."""
+    print("Models, in any spelling; sizes such as n_layers=16 change them:")
+    for name in [*MODELS["models"], *MODELS["other_experts"]]:
+        print(f"  {name}")
+    print("Families, by the model_type of a config.json:")
+    print(f"  {', '.join([*FAMILIES['gated'], *FAMILIES['ungated'], *FAMILIES['experts']])}")
+    print("GPUs, by any name that a driver, a cloud or a shop gives them:")
+    for key, gpu in gpus.GPUS.items():
+        rates = f"{gpu.bf16 / 1e12:,.0f} TFLOP/s in bf16" if gpu.bf16 else "no rates published"
+        units = "" if gpu.has_fp8_units else ", no FP8 units"
+        print(f"  {key:<20} {gpu.chip}, {gpu.memory / 1e9:.0f} GB, {rates}{units}")
 
 
 if __name__ == "__main__":

@@ -1,147 +1,181 @@
 """Answer whether FP8 pays for a training: YES, NO, MEASURE FIRST or DOES NOT FIT, and why.
 
-A step is predicted from rooflines. A roofline is the least time that the GPU's datasheet allows:
-FLOPs over its peak, or bytes over its bandwidth. Only ratios matter: bf16 matmuls are taken to be
-at theirs.
+A step is predicted from the rooflines of training.py. Only ratios matter: bf16 matmuls are taken to
+be at theirs.
 """
+
+import math
+from dataclasses import replace
 
 import numpy as np
 
 from extensions.decide import read
-from models import flops
-from models.gpus import GPUS
+from extensions.decide.measure import measuring_command
+from extensions.decide.model import HEAD
+from extensions.decide.sizes import ExpertSizes
+from extensions.decide.training import Training, block_weights, parts, share_of, step_seconds
+from models.errors import InputError, by_pattern
+from models.flops import count
+from models.gpus import GPUS, old_chip
+from models.scaling import FILTERS, explain_unfit_layers, explain_unfit_tokens, unfit_layers
 
+__all__ = ["beyond", "estimate", "parts"]
 RECIPES = ["tensorwise", "rowwise", "bf16"]  # the rows of ranges in fitted.yaml
-# How much of a block's forward pass is computed again; "half": selective, by operator
-RECOMPUTED = {"none": 0.0, "half": 0.5, "full": 1.0}
-# All sizes of a Llama but head_dim, which a recipe refuses for it
-MEASURE = (
-    ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
-    "rowwise_fp8_compiled --seeds 3 --overlay no_recompute training.steps=60 "
-    "training.local_batch_size={asked.batch} training.seq_len={asked.seq_len} "
-    "activation_checkpoint.mode={asked.recompute} sharded.processes={processes} "
-    "model.sizes.dim={asked.sizes.dim} model.sizes.n_layers={asked.sizes.n_layers} "
-    "model.sizes.n_heads={asked.sizes.n_heads} model.sizes.n_kv_heads={asked.sizes.n_kv_heads} "
-    "model.sizes.hidden_dim={asked.sizes.hidden_dim} "
-    "model.sizes.vocab_size={asked.sizes.vocab_size}  # about {minutes:.0f} minutes"
+# Times larger or smaller: models whose pairs have a part in the verdict
+NEAR, NEAR_WITHOUT_FIT = 2, 1.5
+N_SHOWN = 3  # pairs
+YES, NO, MEASURE, NO_FIT = "YES", "NO", "MEASURE FIRST", "DOES NOT FIT"
+FORMATS = {"fp8": "FP8", "mxfp8": "MXFP8", "nvfp4": "NVFP4"}
+FORMAT_CHIPS = ("Blackwell", "RTX Blackwell")  # with units for MXFP8 and NVFP4
+NO_FIT_REASON = (
+    "memory_gib is more than the GPU has: take more GPUs, fewer or shorter rows, or a smaller model"
+)
+ROWWISE_REFUSED = (
+    "rowwise: on RTX Blackwell (sm_120) its matmuls may be refused with "
+    "CUBLAS_STATUS_NOT_SUPPORTED, see github.com/pytorch/pytorch/issues/192707"
 )
 
 
-def estimate(asked) -> dict:
+def estimate(
+    asked: Training, needed: float, n_steps: float = 0, price: float = 0, name: str = "fp8"
+) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
     What is known of the kind of GPU stands in fitted.yaml: tests/fit.py says what each field is.
 
     Args:
-        asked: the command line and what follows from it. Of the ways to `recompute`, the first
-            that fits takes their place.
+        needed: bytes on each GPU.
+        n_steps: of the training.
+        price: of a GPU's hour.
+        name: of the format, a key of FORMATS.
+
+    Raises:
+        InputError: for sizes or tokens that FP8 refuses in a run too.
     """
-    gpu = GPUS[asked.gpu]
-    facts = read("fitted.yaml")[gpu.chip]
-    needed = memory(asked)
-    outside = beyond(asked, facts["covered"])
-    within, factors = facts["ranges"][bool(outside)]  # the second is twice as wide
-    step_s = np.matmul(factors, parts(asked))
-    speedup = step_s[2, 0] / step_s[:2, :1] * within
-    command = MEASURE.format(
-        asked=asked,
-        processes=min(asked.gpus, 8),  # on one node
-        minutes=9 * (step_s[2, 2] + 1.5),  # nine runs of 60 bf16 steps, and their start
+    gpu, fitted = GPUS[asked.gpu], read("fitted.yaml")
+    kind, notes = fitted[gpu.chip], [asked.model.note] * bool(asked.model.note)
+    answer = {
+        "verdict": MEASURE,
+        "why": None,
+        "format": name,
+        "speedup": {"tensorwise": None, "rowwise": None},
+        "step_s": None,
+        "hours": None,
+        "cost": None,
+        "memory_gib": None if math.isnan(needed) else round(needed / 2**30, 1),
+        "gpu_memory_gib": round(gpu.memory / 2**30, 1),
+        "nearest": nearest_pairs(asked, kind["pairs"]),
+        "recompute": asked.recompute,
+        "fitted_to": kind["fitted_to"],
+        "outside": [],
+        "loss": None,
+        "measure": None,
+        "notes": notes,
+    }
+    if not (gpu.has_fp8_units and (name == "fp8" or gpu.chip in FORMAT_CHIPS)):
+        why = f"{asked.gpu} has no {FORMATS[name]} units"
+        return answer | {"verdict": NO, "why": why, "nearest": []}
+    if not asked.model.has_experts:
+        asked = keep_unfit_layers(asked, notes)
+    if needed > gpu.memory:
+        answer |= {"verdict": NO_FIT, "why": NO_FIT_REASON}
+    elif asked.model.has_experts:
+        answer |= answer_experts(asked, fitted["experts"])
+    elif name != "fp8":
+        answer |= answer_format(asked, name, fitted["formats"][name])
+    elif gpu.bf16 is None:
+        answer["why"] = f"no estimate: {gpu.source}"
+    else:
+        answer |= answer_fp8(asked, kind, n_steps, price)
+    add_advice(answer, asked, kind)
+    return answer
+
+
+def add_advice(answer: dict, asked: Training, kind: dict) -> None:
+    """Add what to measure, and what is known of the loss."""
+    gpu, name = GPUS[asked.gpu], answer["format"]
+    if name == "fp8" and gpu.chip == "RTX Blackwell":
+        answer["notes"].append(ROWWISE_REFUSED)
+    if answer["verdict"] != NO and asked.sizes:
+        is_predicted = gpu.bf16 and not asked.model.has_experts
+        factors = kind["ranges"][0][1] if is_predicted else None
+        answer["measure"], sentences = measuring_command(asked, name, factors)
+        answer["notes"] += sentences
+    if answer["verdict"] == YES:
+        answer["loss"] = describe_loss(asked.parameters, name)
+
+
+def answer_old_gpu(name: str) -> dict:
+    """Answer for a GPU without FP8 units."""
+    why = (
+        f"{name} has no FP8 units: its chip is {old_chip(name)}, and FP8 came with Ada, Hopper and "
+        "CDNA 3"
     )
+    return {"verdict": NO, "why": why, "speedup": {"tensorwise": None, "rowwise": None}}
 
+
+# ---- FP8 ----
+
+
+def answer_fp8(asked: Training, kind: dict, n_steps: float, price: float) -> dict:
+    """Answer by the estimate of a step, and by the pairs near in size."""
+    outside = beyond(asked, kind["covered"])
+    if beyond(asked, kind["answered"]):
+        return {"why": "no pair here is near", "outside": outside}
+    within, factors = kind["ranges"][bool(outside)]  # the second is twice as wide
+    seconds = step_seconds(asked, factors)
+    speedup = seconds[2, 0] / seconds[:2, :1] * within
     # Pairs whose model is at most twice as large or small have a say too
-    ratios = [
-        *speedup[0],
-        *(ratio for size, ratio in facts["told"] if 0.5 < size / asked.parameters < 2),
-    ]
-    # The first case that holds: its condition, whether there is an estimate, the verdict, why
-    cases = [
-        (not gpu.fp8, False, "NO", f"{asked.gpu} has no FP8 units"),
-        (
-            needed > gpu.memory,
-            False,
-            "DOES NOT FIT",
-            "memory_gib is more than the GPU has: take more GPUs, fewer or shorter rows",
-        ),
-        (
-            beyond(asked, facts["answered"]),
-            False,
-            "MEASURE FIRST",
-            f"no pair here is near\n{command}",
-        ),
-        (min(ratios) > 1, True, "YES", "the whole range lies above compiled bf16"),
-        (max(ratios) < 1, True, "NO", "casts take more than FP8 matmuls save"),
-        (
-            True,
-            True,
-            "MEASURE FIRST",
-            f"the range, or a pair near it, has both, a gain and a loss\n{command}",
-        ),
-    ]
-    _, known, verdict, why = next(case for case in cases if case[0])
-
-    steps = asked.steps or asked.tokens / (asked.gpus * asked.step_tokens)
-    hours = known * step_s * steps / 3600
-    return {
+    published = [gain for size, gain in kind["told"] if is_near(size, asked, NEAR)]
+    gains = [*speedup[0], *published]
+    if min(gains) > 1:
+        verdict, why = YES, "the whole range lies above compiled bf16"
+    elif max(gains) < 1:
+        verdict, why = NO, "casts take more than FP8 matmuls save"
+    else:
+        verdict, why = MEASURE, "the range, or a pair near it, has both, a gain and a loss"
+    answer = {
         "verdict": verdict,
         "why": why,
-        "speedup": named(known * speedup) or {"tensorwise": None, "rowwise": None},
-        "step_s": named(known * step_s),
-        "hours": named(hours),
-        "cost": named(hours * asked.gpus * asked.price),
-        "memory_gib": round(needed / 2**30, 1),
-        "nearest": sorted(
-            facts["pairs"], key=lambda pair: abs(np.log(pair["parameters"] / asked.parameters))
-        )[:3],
-        "recompute": asked.recompute,
-        "fitted_to": facts["fitted_to"],
         "outside": outside,
+        "speedup": dict(zip(RECIPES, speedup.tolist(), strict=False)),
     }
+    if not kind["n_steps_measured"]:
+        return answer
+    hours = seconds * n_steps / 3600
+    answer["step_s"] = dict(zip(RECIPES, seconds.tolist(), strict=True))
+    if n_steps:
+        answer["hours"] = dict(zip(RECIPES, hours.tolist(), strict=True))
+    if n_steps and price:
+        cost = hours * asked.gpus * price
+        answer["cost"] = dict(zip(RECIPES, cost.tolist(), strict=True))
+    return answer
 
 
-def memory(asked) -> float:
-    """Count the bytes that bf16 training needs on each GPU, with the first way to recompute that
-    fits. Frozen weights have neither gradients nor states."""
-    for way in asked.recompute:
-        uses = flops.memory(asked.sizes, asked.step_tokens, asked.gpus, recomputes=way == "full")
-        needed = sum(uses.values())
-        needed -= asked.frozen / asked.parameters * (uses["optimizer"] + uses["gradients"])
-        if needed <= GPUS[asked.gpu].memory:
-            break
-    asked.recompute = way
-    return needed
+def keep_unfit_layers(asked: Training, notes: list[str]) -> Training:
+    """Keep layers in bf16 whose sides 16 does not divide; add a note on them.
 
-
-def parts(training) -> list[float]:
-    """Give the rooflines of a step's parts, in seconds.
-
-    First, in bf16, the matmuls that FP8 computes. Then the rest: the head, attention, element-wise
-    work, AdamW. Last, to move a byte of each element that is cast.
-
-    Args:
-        training: has a model's `sizes`; the key of a `gpu`, and how many `gpus` there are; the
-            tokens of a row, `seq_len`, and of a GPU's step, `step_tokens`; `recompute`, a key of
-            `RECOMPUTED`; and `frozen`, how many weights are not trained.
+    Raises InputError, with the sentences of a run, if no layer is left or tokens are unfit.
     """
-    gpu = GPUS[training.gpu]
-    tokens = training.step_tokens
-    again = RECOMPUTED[training.recompute]
-    *shapes, (vocab, dim) = training.sizes.linear_shapes().values()  # the head is last
-    layers = np.array(shapes, float)
-    weights = layers.prod(axis=1).sum()
-    features = layers.sum()
-    head = vocab * dim
-    attention = (
-        training.seq_len * flops.q_dim(training.sizes) * training.sizes.n_layers * (3.5 + again)
-    )
-    # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
-    moved = tokens * (4.5 * features * (1 + again / 4) + 6 * vocab)
-    moved += 16 * (weights + 2 * head) / training.gpus  # by AdamW
-    return [
-        2 * tokens * (weights * (3 + again) - training.frozen) / gpu.bf16,
-        2 * tokens * (3 * head + attention) / gpu.bf16 + moved / gpu.bandwidth,
-        (tokens * features + weights) / gpu.bandwidth,
-    ]
+    shapes = asked.sizes.linear_shapes()
+    unfit = set(unfit_layers({name: shapes[name] for name in shapes.keys() - asked.bf16_layers}))
+    if unfit and block_weights(asked.sizes).keys() <= unfit | asked.bf16_layers:
+        raise InputError(explain_unfit_layers(sorted(unfit)))
+    unfit_tokens = explain_unfit_tokens(asked.seq_len, asked.batch)
+    if unfit_tokens:
+        raise InputError(unfit_tokens)
+    filtered = asked.bf16_layers - HEAD
+    if filtered:
+        notes.append(
+            f"the recipe keeps {by_pattern(filtered)} in bf16, "
+            f"{share_of(asked.sizes, filtered):.0%} of the blocks' matmul FLOPs"
+        )
+    if unfit:
+        notes.append(
+            f"{by_pattern(unfit)} stay in bf16, {share_of(asked.sizes, unfit):.0%} of the blocks' "
+            f"matmul FLOPs: 16 does not divide their sides, so a run needs them in {FILTERS}"
+        )
+    return replace(asked, bf16_layers=asked.bf16_layers | unfit)
 
 
 def beyond(asked, limits: dict) -> list[str]:
@@ -151,6 +185,73 @@ def beyond(asked, limits: dict) -> list[str]:
     ]
 
 
-def named(ranges: np.ndarray) -> dict | None:
-    """Name the rows of ranges; None if they are 0, not known."""
-    return dict(zip(RECIPES, ranges.tolist(), strict=False)) if ranges.any() else None
+# ---- pairs ----
+
+
+def is_near(parameters: float, asked: Training, times: float) -> bool:
+    """Return true for a model that is at most so many times as large or small as the asked one."""
+    return 1 / times < parameters / asked.parameters < times
+
+
+def nearest_pairs(asked: Training, pairs: list[dict]) -> list[dict]:
+    """List the few pairs nearest in size."""
+    if math.isnan(asked.parameters):
+        return pairs[:N_SHOWN]
+    return sorted(pairs, key=lambda pair: abs(np.log(pair["parameters"] / asked.parameters)))[
+        :N_SHOWN
+    ]
+
+
+def answer_experts(asked: Training, published: dict) -> dict:
+    """Answer for a mixture of experts by its pairs: they have no trend by size."""
+    why = (
+        f"in {published['count']} published pairs, mixtures of experts ran {published['low']:.2f} "
+        f"to {published['high']:.2f} times as fast as bf16, without a trend by size"
+    )
+    if isinstance(asked.sizes, ExpertSizes):
+        bound = asked.sizes.bound_speedup()
+        why += f"; this one gains at most {bound:.3f} while its experts stay in bf16, as here"
+    return {"why": why, "nearest": nearest_pairs(asked, published["pairs"])}
+
+
+def answer_format(asked: Training, name: str, published: list[dict]) -> dict:
+    """Answer for MXFP8 or NVFP4 by the pairs of its kind of GPU that are near in size."""
+    pairs = [pair for pair in published if GPUS[pair["gpu"]].chip == GPUS[asked.gpu].chip]
+    gains = [
+        pair["speed_up"] for pair in pairs if is_near(pair["parameters"], asked, NEAR_WITHOUT_FIT)
+    ]
+    answer = {"nearest": nearest_pairs(asked, pairs), "fitted_to": f"{len(pairs)} pairs, no fit"}
+    if not gains:
+        return answer | {"why": f"no published pair of {FORMATS[name]} is near in size"}
+    value, low, high = np.median(gains).item(), min(gains), max(gains)
+    found = (
+        f"{len(gains)} published pairs of {FORMATS[name]} with models of nearly this size have "
+        f"{low:.2f} to {high:.2f}"
+    )
+    if low > 1 and len(gains) > 1 and name == "mxfp8":
+        answer |= {"verdict": YES, "why": found}
+    elif name == "nvfp4":
+        answer["why"] = f"{found}; it is a prototype in torchao, and few have trained with it"
+    else:
+        answer["why"] = found
+    return answer | {"speedup": {name: [value, low, high]}}
+
+
+# ---- loss ----
+
+
+def describe_loss(parameters: float, name: str) -> str:
+    """Say what others measured of the loss, at the size nearest to a model's, with the source."""
+    reports = [report for report in read("loss.yaml")["reports"] if report["format"] == name]
+    # in powers of 2: of reports equally near, the first of the file
+    report = min(reports, key=lambda report: round(abs(np.log2(report["parameters"] / parameters))))
+    if "gap" in report:
+        gap = f"{report['gap']:+.4f}"
+    else:
+        change = report["low_precision"] / report["bf16"] - 1
+        gap = f"{report['low_precision']} beside bf16's {report['bf16']} ({change:+.2%})"
+    note = f", {report['note']}" if "note" in report else ""
+    return (
+        f"{count(report['parameters'])}, {report['scaling']}, {report['setting']}: "
+        f"{report['measure']} {gap}{note}: {report['source']}"
+    )
