@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from experiments.records.files import AGAIN, full_disk
 from models import gpus
 from models.errors import REINSTALL, InputError
 
@@ -250,7 +251,8 @@ def code_of(command: Callable[[], int]) -> int:
     except OSError as error:
         # a library's may have a text alone
         where, what = error.filename or "the system", error.strerror or error
-        sentence = f"{where}: {what}: mend that, or choose another"
+        full = full_disk(error, [Path()])
+        sentence = f"{full}: {AGAIN}" if full else f"{where}: {what}: mend that, or choose another"
     except ImportError as error:  # files are gone, as on a scratch file system that is cleaned
         if (error.name or "").partition(".")[0] in OWN_PACKAGES:
             raise

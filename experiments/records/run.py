@@ -31,7 +31,7 @@ from pydantic import (
     model_validator,
 )
 
-from experiments.records.files import write_whole
+from experiments.records.files import disk_full, write_whole
 from models.errors import InputError
 
 LAYOUT_VERSION = 4  # of the directory; a record of another version is refused
@@ -259,6 +259,11 @@ class LogInterval(Record):
         return self
 
     @property
+    def first_step(self) -> int:
+        """The first step of the interval."""
+        return self.step - len(self.step_s) + 1
+
+    @property
     def line(self) -> str:
         """This interval as a line of metrics.jsonl."""
         return self.model_dump_json(exclude_defaults=True) + "\n"
@@ -266,8 +271,9 @@ class LogInterval(Record):
     def append_to(self, path: Path) -> None:
         """Add a line to metrics.jsonl at once; a full disk tears at most this last line. Raises
         OSError."""
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(self.line)
+        line = self.line.encode()
+        with disk_full(path, len(line)), open(path, "ab") as file:
+            file.write(line)
 
 
 def read_log(path: Path) -> list[LogInterval]:
@@ -280,6 +286,18 @@ def read_log(path: Path) -> list[LogInterval]:
     if steps != sorted(set(steps)):
         raise RecordError(f"{path}: step: the steps of its lines do not ascend")
     return intervals
+
+
+def missing_steps(log: list[LogInterval], last: int) -> str:
+    """List the steps from 1 to `last` that no interval has, as `1 to 4, 9`; empty if there are
+    none."""
+    missing, begin = [], 1
+    for interval in [*log, None]:
+        first = interval.first_step if interval else last + 1
+        if begin < first:
+            missing.append(f"{begin} to {first - 1}" if begin < first - 1 else f"{begin}")
+        begin = interval.step + 1 if interval else begin
+    return ", ".join(missing)
 
 
 def last_interval(folder: Path) -> LogInterval | None:

@@ -96,6 +96,7 @@ class Trainer(titan.Trainer):
         self.combine = plan.recipe.hook("combine", alone)
         self._stop_code = 0
         self._short_steps = 0  # steady ones, in which memory was short
+        self.unsaved = ""  # why there is no checkpoint of the last step
         TIMELINE.mark("optimizer")
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
@@ -157,7 +158,7 @@ class Trainer(titan.Trainer):
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(batches)
-                self.checkpointer.save(self.step, last_step=self.step == last)
+                self._save()
                 if memory:
                     memory.step()
                 if trace and end_traced_step(trace):
@@ -170,6 +171,16 @@ class Trainer(titan.Trainer):
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
         self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
+
+    def _save(self) -> None:
+        """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
+        step."""
+        if self.step < self.job_config.training.steps:
+            self.checkpointer.save(self.step)
+        elif not self.plan.recipe.made.overlay_checkpoints:  # else it would be deleted at once
+            self.unsaved = self.checkpointer.save_last(self.step)
+            if self.unsaved:
+                logger.warning(self.unsaved)
 
     def _interrupt(self) -> None:
         """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
@@ -289,6 +300,8 @@ class Trainer(titan.Trainer):
                 f"the GPU's memory was short in {self._short_steps} steady steps, which made them "
                 "slower: take a smaller size"
             )
+        if self.unsaved:
+            notes.append(self.unsaved)
         for own in self.plan.recipe.hooks("notes"):
             notes += own(self)
         return notes

@@ -154,7 +154,7 @@ def test_full_disk_leaves_readable_metrics(tmp_path, train, monkeypatch):
     with room_for(20_000):
         assert train("training.steps=120", "metrics.enable_tensorboard=false") == 1
     manifest = manifest_of(tmp_path / "run")
-    assert manifest["status"] == "failed" and "File too large" in manifest["error"]
+    assert manifest["status"] == "failed" and "metrics.jsonl needs" in manifest["error"]
     assert len(read_log(tmp_path / "run/metrics.jsonl")) > 10
 
 
