@@ -39,7 +39,7 @@ PARALLEL = (
 )
 LAYERS = ["wq", "wk", "wv", "wo", "w1", "w2", "w3"]
 RANGE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
-PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
+PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}{figures}: {source}"
 MEMORY = (
     "memory_gib  {memory_gib} of {gpu_memory_gib}: parameters, gradients and both moments of AdamW "
     "in bf16, 8 bytes a parameter"
@@ -134,7 +134,7 @@ def answer_arguments(args: argparse.Namespace) -> dict:
     """Answer what is asked. Raises InputError."""
     model = read_model(args.model)
     if args.gpu not in gpus.GPUS:
-        return answer_old_gpu(args.gpu)
+        return answer_old_gpu(args.gpu, args.format)
     frozen = 0
     if args.freeze and model.sizes:
         weights = block_weights(model.sizes)
@@ -159,13 +159,12 @@ def answer_arguments(args: argparse.Namespace) -> dict:
 def print_answer(answer: dict) -> None:
     """Print what is known of an answer."""
     print(f"{answer['verdict']}: {answer['why']}")
-    if "nearest" not in answer:
-        return
     if answer["memory_gib"]:
         print(MEMORY.format(**answer))
-    for name in ("recompute", "fitted_to"):
-        print(f"{name:<12}{answer[name]}")
-    print(f"{'outside':<12}{', '.join(answer['outside']) or 'nothing'}")
+    if answer["fitted_to"]:
+        print(f"{'recompute':<12}{answer['recompute']}")
+        print(f"{'fitted_to':<12}{answer['fitted_to']}")
+        print(f"{'outside':<12}{', '.join(answer['outside']) or 'nothing'}")
     print_ranges(answer)
     for pair in answer["nearest"]:
         print(PAIR.format(**pair))

@@ -24,16 +24,24 @@ RECIPES = ["tensorwise", "rowwise", "bf16"]  # the rows of ranges in fitted.yaml
 # Times larger or smaller: models whose pairs have a part in the verdict
 NEAR, NEAR_WITHOUT_FIT = 2, 1.5
 N_SHOWN = 3  # pairs
+LIBRARIES = ("torchao", "Transformer Engine")  # stacks that anybody can train with
 YES, NO, MEASURE, NO_FIT = "YES", "NO", "MEASURE FIRST", "DOES NOT FIT"
 FORMATS = {"fp8": "FP8", "mxfp8": "MXFP8", "nvfp4": "NVFP4"}
-FORMAT_CHIPS = ("Blackwell", "RTX Blackwell")  # with units for MXFP8 and NVFP4
+# Chips with units for other formats than FP8
+FORMAT_CHIPS = {
+    "mxfp8": ["Blackwell", "RTX Blackwell", "CDNA 4"],
+    "nvfp4": ["Blackwell", "RTX Blackwell"],
+}
 NO_FIT_REASON = (
     "memory_gib is more than the GPU has: take more GPUs, fewer or shorter rows, or a smaller model"
 )
-ROWWISE_REFUSED = (
-    "rowwise: on RTX Blackwell (sm_120) its matmuls may be refused with "
-    "CUBLAS_STATUS_NOT_SUPPORTED, see github.com/pytorch/pytorch/issues/192707"
-)
+# What cuBLAS refuses on RTX Blackwell (sm_120), with CUBLAS_STATUS_NOT_SUPPORTED
+REFUSED_MATMULS = {
+    "fp8": "rowwise: on RTX Blackwell (sm_120) its matmuls may be refused with "
+    "CUBLAS_STATUS_NOT_SUPPORTED, see github.com/pytorch/pytorch/issues/192707",
+    "mxfp8": "on RTX Blackwell (sm_120) cuBLAS before 13.6 refuses two of three matmuls with "
+    "CUBLAS_STATUS_NOT_SUPPORTED, see github.com/pytorch/pytorch/issues/198126",
+}
 
 
 def estimate(
@@ -53,28 +61,16 @@ def estimate(
         InputError: for sizes or tokens that FP8 refuses in a run too.
     """
     gpu, fitted = GPUS[asked.gpu], read("fitted.yaml")
-    kind, notes = fitted[gpu.chip], [asked.model.note] * bool(asked.model.note)
-    answer = {
-        "verdict": MEASURE,
-        "why": None,
-        "format": name,
-        "speedup": {"tensorwise": None, "rowwise": None},
-        "step_s": None,
-        "hours": None,
-        "cost": None,
+    kind, notes = fitted.get(gpu.chip), [asked.model.note] * bool(asked.model.note)
+    answer = blank_answer(name) | {
         "memory_gib": None if math.isnan(needed) else round(needed / 2**30, 1),
         "gpu_memory_gib": round(gpu.memory / 2**30, 1),
-        "nearest": nearest_pairs(asked, kind["pairs"]),
         "recompute": asked.recompute,
-        "fitted_to": kind["fitted_to"],
-        "outside": [],
-        "loss": None,
-        "measure": None,
         "notes": notes,
     }
-    if not (gpu.has_fp8_units and (name == "fp8" or gpu.chip in FORMAT_CHIPS)):
-        why = f"{asked.gpu} has no {FORMATS[name]} units"
-        return answer | {"verdict": NO, "why": why, "nearest": []}
+    if not gpu.has_fp8_units or gpu.chip not in FORMAT_CHIPS.get(name, [gpu.chip]):
+        return answer | {"verdict": NO, "why": explain_missing_units(asked.gpu, gpu.chip, name)}
+    answer |= {"fitted_to": kind["fitted_to"], "nearest": nearest_pairs(asked, kind["pairs"])}
     if not asked.model.has_experts:
         asked = keep_unfit_layers(asked, notes)
     if needed > gpu.memory:
@@ -94,8 +90,8 @@ def estimate(
 def add_advice(answer: dict, asked: Training, kind: dict) -> None:
     """Add what to measure, and what is known of the loss."""
     gpu, name = GPUS[asked.gpu], answer["format"]
-    if name == "fp8" and gpu.chip == "RTX Blackwell":
-        answer["notes"].append(ROWWISE_REFUSED)
+    if gpu.chip == "RTX Blackwell" and name in REFUSED_MATMULS:
+        answer["notes"].append(REFUSED_MATMULS[name])
     if answer["verdict"] != NO and asked.sizes:
         is_predicted = gpu.bf16 and not asked.model.has_experts
         factors = kind["ranges"][0][1] if is_predicted else None
@@ -105,13 +101,29 @@ def add_advice(answer: dict, asked: Training, kind: dict) -> None:
         answer["loss"] = describe_loss(asked.parameters, name)
 
 
-def answer_old_gpu(name: str) -> dict:
-    """Answer for a GPU without FP8 units."""
-    why = (
-        f"{name} has no FP8 units: its chip is {old_chip(name)}, and FP8 came with Ada, Hopper and "
-        "CDNA 3"
-    )
-    return {"verdict": NO, "why": why, "speedup": {"tensorwise": None, "rowwise": None}}
+def blank_answer(name: str) -> dict:
+    """Give an answer of which nothing is known yet but the format."""
+    unknown = ("why", "step_s", "hours", "cost", "memory_gib", "gpu_memory_gib", "recompute")
+    return dict.fromkeys((*unknown, "fitted_to", "loss", "measure")) | {
+        "verdict": MEASURE,
+        "format": name,
+        "speedup": {"tensorwise": None, "rowwise": None},
+        "nearest": [],
+        "outside": [],
+        "notes": [],
+    }
+
+
+def answer_old_gpu(gpu: str, name: str) -> dict:
+    """Answer for a GPU that is not in the table, and has no FP8 units."""
+    why = explain_missing_units(gpu, old_chip(gpu), name)
+    return blank_answer(name) | {"verdict": NO, "why": why}
+
+
+def explain_missing_units(gpu: str, chip: str, name: str) -> str:
+    """Say why a GPU cannot multiply in a format."""
+    since = ", ".join(FORMAT_CHIPS.get(name, ["Ada", "Hopper", "CDNA 3"]))
+    return f"{gpu} has no {FORMATS[name]} units, which came with {since}: its chip is {chip}"
 
 
 # ---- FP8 ----
@@ -217,24 +229,24 @@ def answer_experts(asked: Training, published: dict) -> dict:
 def answer_format(asked: Training, name: str, published: list[dict]) -> dict:
     """Answer for MXFP8 or NVFP4 by the pairs of its kind of GPU that are near in size."""
     pairs = [pair for pair in published if GPUS[pair["gpu"]].chip == GPUS[asked.gpu].chip]
-    gains = [
-        pair["speed_up"] for pair in pairs if is_near(pair["parameters"], asked, NEAR_WITHOUT_FIT)
-    ]
+    near = [pair for pair in pairs if is_near(pair["parameters"], asked, NEAR_WITHOUT_FIT)]
+    near = [pair for pair in near if pair["scaling"] == name and pair["stack"] in LIBRARIES]
+    gains = [pair["speed_up"] for pair in near]
     answer = {"nearest": nearest_pairs(asked, pairs), "fitted_to": f"{len(pairs)} pairs, no fit"}
     if not gains:
-        return answer | {"why": f"no published pair of {FORMATS[name]} is near in size"}
-    value, low, high = np.median(gains).item(), min(gains), max(gains)
-    found = (
-        f"{len(gains)} published pairs of {FORMATS[name]} with models of nearly this size have "
-        f"{low:.2f} to {high:.2f}"
+        why = f"no published pair of {FORMATS[name]} with {' or '.join(LIBRARIES)} is near in size"
+        return answer | {"why": why}
+    why = (
+        f"near this size {FORMATS[name]} ran {min(gains):.2f} to {max(gains):.2f} times as fast as "
+        f"bf16 (published pairs: {len(gains)})"
     )
-    if low > 1 and len(gains) > 1 and name == "mxfp8":
-        answer |= {"verdict": YES, "why": found}
-    elif name == "nvfp4":
-        answer["why"] = f"{found}; it is a prototype in torchao, and few have trained with it"
+    if name == "nvfp4":
+        answer["why"] = f"{why}; in torchao it is a prototype"
+    elif min(gains) > 1 and len(gains) > 1:
+        answer |= {"verdict": YES, "why": why}
     else:
-        answer["why"] = found
-    return answer | {"speedup": {name: [value, low, high]}}
+        answer["why"] = why
+    return answer | {"speedup": {name: [np.median(gains).item(), min(gains), max(gains)]}}
 
 
 # ---- loss ----
