@@ -32,6 +32,7 @@ from extensions.decide.answer import FORMATS, answer_old_gpu, estimate
 from extensions.decide.model import FAMILIES, MODELS, read_model
 from extensions.decide.training import Training, block_weights, choose_recompute
 from models import gpus
+from models.flops import count
 
 PARALLEL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
@@ -103,7 +104,7 @@ def gpu_name(text: str) -> str:
     ArgumentTypeError."""
     key = gpus.find(text)
     if key is None and gpus.old_chip(text) is None:
-        raise argparse.ArgumentTypeError(f"{gpus.explain_unknown(text)}; --list has all names")
+        raise argparse.ArgumentTypeError(f"{gpus.explain_unknown(text)} (--list has all names)")
     return key or text
 
 
@@ -159,6 +160,8 @@ def answer_arguments(args: argparse.Namespace) -> dict:
 def print_answer(answer: dict) -> None:
     """Print what is known of an answer."""
     print(f"{answer['verdict']}: {answer['why']}")
+    if answer["parameters"]:
+        print(f"{'model':<12}{answer['model']}, {count(answer['parameters'])} parameters")
     if answer["memory_gib"]:
         print(MEMORY.format(**answer))
     if answer["fitted_to"]:

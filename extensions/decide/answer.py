@@ -63,6 +63,8 @@ def estimate(
     gpu, fitted = GPUS[asked.gpu], read("fitted.yaml")
     kind, notes = fitted.get(gpu.chip), [asked.model.note] * bool(asked.model.note)
     answer = blank_answer(name) | {
+        "model": asked.model.name,
+        "parameters": None if math.isnan(asked.parameters) else asked.parameters,
         "memory_gib": None if math.isnan(needed) else round(needed / 2**30, 1),
         "gpu_memory_gib": round(gpu.memory / 2**30, 1),
         "recompute": asked.recompute,
@@ -103,7 +105,17 @@ def add_advice(answer: dict, asked: Training, kind: dict) -> None:
 
 def blank_answer(name: str) -> dict:
     """Give an answer of which nothing is known yet but the format."""
-    unknown = ("why", "step_s", "hours", "cost", "memory_gib", "gpu_memory_gib", "recompute")
+    unknown = (
+        "why",
+        "model",
+        "parameters",
+        "step_s",
+        "hours",
+        "cost",
+        "memory_gib",
+        "gpu_memory_gib",
+        "recompute",
+    )
     return dict.fromkeys((*unknown, "fitted_to", "loss", "measure")) | {
         "verdict": MEASURE,
         "format": name,

@@ -1,6 +1,7 @@
 """Read a model from what people type: a name, a folder or config.json, a recipe, or sizes."""
 
 import difflib
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,8 @@ _TUNING = (
     r"gguf|mlx|awq|gptq|bnb|fp8|bf16|fp16|int[48]|[48]bit|quantized|dpo|sft|rl|rlhf|deduped|\d+k|"
     r"v0?[01]([.]\d+)?|(0[1-9]|1[0-2])[0-3]\d|2[3-6](0[1-9]|1[0-2])"
 )
+_SIZE = r"(\d+x)?[\d.]+[bm]"  # 8b, 8x7b, 135m
+N_PROPOSED = 12  # names, in a question
 # Keys of a config.json that only other software than transformers writes
 _FOREIGN_KEYS = ("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_ratio", "mlp_hidden_size")
 
@@ -37,6 +40,7 @@ class Model:
     sizes: Sizes | None  # None for a mixture of experts whose sizes are not known
     parameters: float
     bf16_layers: frozenset[str] = HEAD  # linear layers that a recipe's filters keep in bf16
+    name: str = "these sizes"
     recipe: str | None = None  # its name, if it can be compared in a study
     note: str = ""  # what is not asked about
 
@@ -49,14 +53,15 @@ class Model:
 def read_model(words: list[str]) -> Model:
     """Read a model's name, and sizes that change it or stand alone. Raises InputError."""
     names = [word for word in words if "=" not in word]
-    typed = read_typed_sizes([word for word in words if "=" in word])
+    typed_words = [word for word in words if "=" in word]
+    typed = read_typed_sizes(typed_words)
     if len(names) > 1:
         raise InputError(
             f"{len(names)} models are named, {' and '.join(names)}: name one; options begin with "
             "--, and sizes are written as n_layers=16"
         )
     if not names:
-        sizes = make_sizes(typed, "the sizes")
+        sizes = make_sizes(typed, " ".join(typed_words) or "no model")
         return Model(sizes, sizes.parameters())
     [name] = names
     if name.endswith(".yaml") or name in yaml_files(recipes.RECIPES):
@@ -67,9 +72,9 @@ def read_model(words: list[str]) -> Model:
     if key in MODELS["other_experts"]:
         if typed:
             raise InputError(f"the sizes of {key} are not known here, so none can be changed")
-        return Model(None, MODELS["other_experts"][key] * 1e9)
+        return Model(None, MODELS["other_experts"][key] * 1e9, name=key)
     sizes = make_sizes(known_sizes(key) | typed, key)
-    return Model(sizes, sizes.parameters())
+    return Model(sizes, sizes.parameters(), name=" ".join([key, *typed_words]))
 
 
 def sizes(words: list[str]) -> Sizes:
@@ -90,7 +95,7 @@ def read_typed_sizes(words: list[str]) -> dict[str, int]:
         name, _, value = word.partition("=")
         if name not in TYPED_SIZES:
             near = did_you_mean(name, TYPED_SIZES) or f"; sizes are {', '.join(TYPED_SIZES)}"
-            raise InputError(f"{word}: {name or 'nothing'} is not a size of a model{near}")
+            raise InputError(f"{word}: {name!r} is not a size of a model{near}")
         if not re.fullmatch(r"[0-9]{1,12}", value) or int(value) == 0:
             raise InputError(f"{word}: expected a whole number above 0, as {name}=64")
         typed[name] = int(value)
@@ -102,8 +107,8 @@ def make_sizes(known: dict, owner: str) -> Sizes:
     missing = [name for name in NECESSARY_SIZES if not known.get(name)]
     if missing:
         raise InputError(
-            f"{owner}: {' and '.join(missing)} missing: give a model's name, or "
-            f"{' '.join(f'{name}=' for name in missing)} too"
+            f"{owner}: {', '.join(missing)} missing: add {' '.join(f'{name}=' for name in missing)}"
+            ", or begin with a model's name"
         )
     known = {name: value for name, value in known.items() if value is not None}
     dim, n_heads = known["dim"], known["n_heads"]
@@ -155,40 +160,75 @@ def known_sizes(key: str) -> dict:
 def find_name(name: str) -> str:
     """Find the name in models.yaml of a model that people write in other ways. Raises
     InputError."""
-    short, known = shorten_name(name), short_names()
+    tokens, known = split_name(name), short_names()
+    short = "".join(tokens)
     if short in known:
         return known[short]
-    ends = [key for other, key in known.items() if short and other.startswith(short)]
-    ends = ends or [key for other, key in known.items() if short and other.endswith(short)]
-    near = ends or [known[other] for other in difflib.get_close_matches(short, known, 4, 0.6)]
-    near = [*dict.fromkeys(near)][:12]
-    if ends:
-        help_ = f": which of {', '.join(near)}?" if len(near) > 1 else f": did you mean {near[0]}?"
-    elif near:
-        help_ = f": did you mean {' or '.join(near)}?"
+    # a fine-tuned model: the known one's name, with its size, and words after it
+    for end in range(len(tokens) - 1, 0, -1):
+        key = known.get("".join(tokens[:end]))
+        rest_has_size = any(re.fullmatch(_SIZE, token) for token in tokens[end:])
+        has_size = re.fullmatch(_SIZE, tokens[end - 1]) and not rest_has_size
+        if key and (has_size or key in MODELS["other_experts"]):
+            return key
+    whole = {
+        key
+        for key in known.values()
+        if short in itertools.accumulate(split_name(key)) and not re.fullmatch(_SIZE, short)
+    }
+    if len(whole) == 1:
+        return whole.pop()
+    raise InputError(explain_unknown_name(name, short))
+
+
+def explain_unknown_name(name: str, short: str) -> str:
+    """Say in a sentence which models may be meant by a name."""
+    known = short_names()
+    near = [key for key in known.values() if short and has_part(key, short)]
+    if near:
+        near = [*dict.fromkeys(near)]
+        more = " …" if len(near) > N_PROPOSED else ""
+        asks = "which of" if len(near) > 1 else "did you mean"
+        proposed = f": {asks} {', '.join(near[:N_PROPOSED])}{more}?"
     else:
-        help_ = ": give the folder of its config.json, or its sizes (dim=4096 n_layers=32 …)"
-    raise InputError(f"{name!r:.80} is not a model known here{help_} --list has all names")
+        near = [known[other] for other in difflib.get_close_matches(short, known, 4, 0.6)]
+        proposed = f": did you mean {' or '.join(dict.fromkeys(near))}?"
+    if not near:
+        proposed = ": give the folder of its config.json, or its sizes (dim=4096 n_layers=32 …)"
+    return f"{name!r:.80} is not a model known here{proposed} (--list has all names)"
 
 
-def shorten_name(name: str) -> str:
-    """Write a model's name without its owner, separators, and what leaves its sizes as they are.
+def has_part(key: str, short: str) -> bool:
+    """Return true if a name begins or ends with a shorter one, and not within a number."""
+    tokens = split_name(key)
+    ends = [*itertools.accumulate(tokens)]
+    whole = ends[-1]
+    if short in ends or tokens[-1] == short:
+        return True
+    return whole.startswith(short) and not re.match(r"\d\d", whole[len(short) - 1 :])
 
-    `meta-llama/Llama-3.1-8B-Instruct` and `llama3.1:8b-instruct-q4_K_M` are `llama3.18b`.
+
+def split_name(name: str) -> list[str]:
+    """Split a model's name into words, without its owner and without what leaves its sizes as they
+    are.
+
+    `meta-llama/Llama-3.1-8B-Instruct` is llama, 3.1, 8b; `llama3.1:8b-q4_K_M` is llama3.1, 8b.
     """
     text = re.sub(r"[-_]q\d\w*$", "", name.lower().strip().rpartition("/")[2])
     text = re.sub(r"(?<=\d)_(?=\d)", ".", text)  # 1_6b
     tokens = re.split(r"[-_:\s]+", text)
-    return "".join(token for token in tokens if not re.fullmatch(_TUNING, token))
+    return [token for token in tokens if token and not re.fullmatch(_TUNING, token)]
 
 
 @cache
 def short_names() -> dict[str, str]:
-    """Map all short names to the names of models.yaml."""
-    names = {shorten_name(key): key for key in MODELS["other_experts"]}
+    """Map all names, without separators, to the names of models.yaml."""
+    names = {}
+    for key in MODELS["other_experts"]:
+        names["".join(split_name(key))] = key
     for key, entry in MODELS["models"].items():
         for name in [key, *entry.get("also", [])]:
-            names[shorten_name(name)] = key
+            names["".join(split_name(name))] = key
     return names
 
 
@@ -212,15 +252,15 @@ def read_config(path: str, typed: dict[str, int]) -> Model:
         config, note = tied | config["text_config"], "the text model alone, without its encoders"
     if "model_type" not in config and "dim" in config:
         sizes = make_sizes(params_sizes(config, path) | typed, path)
-        return Model(sizes, sizes.parameters())
+        return Model(sizes, sizes.parameters(), name=path)
     family = config.get("model_type", "no model_type")
     if has_unknown_experts(config):
         if typed:
             raise InputError(f"{path}: the sizes of {family} are not read, so none can be changed")
         note = f"{family} is a mixture of experts whose sizes are not read: memory is not counted"
-        return Model(None, float("nan"), note=note)
+        return Model(None, float("nan"), name=path, note=note)
     sizes = make_sizes(config_sizes(config, path) | typed, path)
-    return Model(sizes, sizes.parameters(), note=note)
+    return Model(sizes, sizes.parameters(), name=path, note=note)
 
 
 def read_json(path: str) -> dict:
@@ -324,4 +364,4 @@ def read_recipe(name: str, typed: dict[str, int]) -> Model:
     if planned.fp8.layers:
         bf16_layers = frozenset(made.linear_shapes()) - planned.fp8.layers
     comparable = name if planned.fp8.layers and not name.endswith(".yaml") else None
-    return Model(made, made.parameters(), bf16_layers, comparable)
+    return Model(made, made.parameters(), bf16_layers, name, comparable)
