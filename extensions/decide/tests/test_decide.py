@@ -57,7 +57,7 @@ def test_the_file_of_pairs_has_its_form():
 
 def test_reports_of_the_loss_have_their_form():
     for report in read("loss.yaml")["reports"]:
-        assert ("gap" in report) != ("bf16" in report) and report["format"] in answer.FORMATS
+        assert ("gap" in report) != ("bf16" in report) and report["format"] in answer.FORMAT_NAMES
         assert re.search(r"\w\.(com|org)/", report["source"]) and report["parameters"] > 0
 
 
