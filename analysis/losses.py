@@ -30,6 +30,7 @@ TOO_GOOD = 8  # margins (2 % of the loss) below the reference: rounding lowers n
 
 SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 TOO_FEW = f"it takes {MIN_SEEDS} seeds to tell"
+TOO_SHORT = f"it takes {MIN_STEPS} steps to tell"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Verdict:
     """How far a recipe's final loss is from its reference's.
 
     Args:
-        word: `SAME`, `LOWER`, `HIGHER`, `CANNOT_TELL` or `TOO_FEW`.
+        word: `SAME`, `LOWER`, `HIGHER`, `CANNOT_TELL`, `TOO_FEW` or `TOO_SHORT`.
         by_seed: the difference of each pair of runs, in nats per token.
         difference, low, high, level: their mean, its interval, and the confidence.
         margin: losses are the same within this difference.
@@ -75,7 +76,8 @@ def verdict(own: list[Run], others: list[Run], tries: int = 1) -> Verdict:
     interval of their mean difference lies within the margin."""
     ends = last_tenth(apart(own, others))
     if ends.empty:
-        return Verdict()
+        pairs = {run.seed for run in own} & {run.seed for run in others}
+        return Verdict(TOO_SHORT) if pairs else Verdict()
     mean = ends.mean()
     beside = by_seed(others).loc[ends.index, ends.columns].mean()
     margin = TOLERANCE * beside.mean()

@@ -210,8 +210,7 @@ def parallelize(
 ) -> nn.Module:
     """Recompute, compile and `shard` a model as the recipe asks, in torchtitan's order."""
     keys = job_config.compile
-    compiled = keys.enable and "model" in keys.components
-    by_block = compiled and keys.scope == "block"
+    by_block = keys.compiles_model and keys.scope == "block"
     torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
 
     if job_config.activation_checkpoint.mode != "none":
@@ -226,6 +225,6 @@ def parallelize(
         model.compile_blocks(keys)
     if shard:
         shard(model, parallel_dims, job_config)
-    if compiled and not by_block:
+    if keys.compiles_model and not by_block:
         model.compile(backend=keys.backend)
     return model

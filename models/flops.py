@@ -136,7 +136,7 @@ def memory_by_use(config, args, shards: int, passes: int = 1) -> dict[str, float
         shards=shards,
         accumulates=passes > 1,
         itemsize=ITEMSIZE[training.dtype],
-        compiled=config.compile.enable,
+        compiled=config.compile.compiles_model,
         recomputes=config.activation_checkpoint.mode == "full",
         in_fp8=config.quantize.linear.float8.recipe_name is not None,
     )

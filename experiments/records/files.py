@@ -33,14 +33,35 @@ def run_folder(name: str, seed: int) -> Path:
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
     """Check a folder: new, empty, or with a `kind` (run or study), known by a file of `marks`.
 
-    Hidden files are nobody's. Raises `InputError`.
+    Hidden files are nobody's, and folders without files are nothing. Raises `InputError`.
     """
     if folder.is_file():
         raise InputError(f"{folder} is a file: choose another --out")
-    names = {path.name for path in folder.glob("[!.]*")}
+    names = {path.name for path in folder.glob("[!.]*") if not is_bare(path)}
     if names and names.isdisjoint(marks):
         raise InputError(
             f"{folder} is not empty and holds no unfinished {kind}: choose another --out"
+        )
+
+
+def is_bare(folder: Path) -> bool:
+    """True for a folder with no file in it or below, but hidden ones: file systems that delete old
+    files leave such folders."""
+    below = (name for _, _, names in os.walk(folder) for name in names)
+    return os.path.isdir(folder) and all(name.startswith(".") for name in below)
+
+
+def check_mark(folder: Path, kind: str, mark: str) -> None:
+    """Refuse to resume a folder that lacks the file of a `kind` (run or study). Raises
+    `InputError`."""
+    if is_bare(folder):
+        raise InputError(
+            f"{folder} holds no files: if a file system has deleted them, start the {kind} again "
+            f"by its name, with --out {folder}"
+        )
+    if os.path.isdir(folder):  # unlike Path.is_dir, for names of any length
+        raise InputError(
+            f"{folder} holds no {mark}, so it is not the folder of a {kind}: name another"
         )
 
 

@@ -179,7 +179,7 @@ class Manifest(Record):
     seed: Count
     steps: AtLeast1  # asked for
     study_budget_s: Positive | None = None  # of kept runs, which a time budget may have ended
-    compiled: bool
+    compiled: bool  # the blocks, or the whole model; a compiled loss alone is no such run
     float8: str | None  # quantize.linear.float8.recipe_name
     fp8_matmul: Fp8Matmul | None
     world_size: AtLeast1

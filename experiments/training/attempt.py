@@ -97,7 +97,8 @@ def train(
     trainer, end = None, End("completed", COMPLETED)
     log_to(log)
     for topic, finding in findings:
-        logging.info(f"{topic}: {finding}")
+        level = logging.WARNING if topic == machine.TORCH else logging.INFO
+        logging.log(level, f"{topic}: {finding}")
     for sentence in directory.said if directory else ():
         logging.warning(sentence)
     try:
@@ -273,7 +274,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         description=recipe.description,
         seed=config.debug.seed,
         steps=training.steps,
-        compiled=config.compile.enable,
+        compiled=config.compile.compiles_model,
         float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and matmul._asdict(),
         world_size=plan.world_size,

@@ -40,6 +40,7 @@ SIZES = (
 DEVICE_FILES = "/dev/nvidia[0-9]*"
 """What Linux has of each GPU, whether nvidia-smi works or not."""
 Finding = tuple[str, str]  # topic, and a sentence for people
+TORCH = "torch"  # the topic of a finding that is a warning
 
 
 def check_here(plan: Plan) -> list[Finding]:
@@ -63,7 +64,9 @@ def check_here(plan: Plan) -> list[Finding]:
         raise InputError(f"the run needs {finding} here: {mend}, or choose a smaller model.flavor")
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
-    return [("device", here), ("memory", finding)]
+    findings = [("device", here), ("memory", finding)]
+    untried = device.untried_torch()
+    return [*findings, (TORCH, untried)] if untried else findings
 
 
 def check_driver() -> None:
@@ -136,7 +139,7 @@ def choose_size(name: str = "baseline", overrides: Sequence[str] = ()) -> tuple[
     free = free_bytes()
     here = f"{device.name()} has {free / 2**30:.0f} GiB free"
     for overlay in SIZES:
-        planned = plan(recipes.load(name, [overlay], overrides))
+        planned = plan(recipes.load(name, [overlay], overrides, compared=True))
         if planned.memory_needed <= MOST * free:
             size = f"{planned.args.describe()} (overlay {overlay})"
             return [overlay], f"{size}, the largest that fits: {here}"

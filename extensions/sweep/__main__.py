@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command_line() -> CommandLine:
-    parser = CommandLine("extensions.sweep", __doc__)
+    parser = CommandLine("extensions.sweep", __doc__, takes_keys=True)
     add = parser.add_argument
     add("name", metavar="NAME", help="a sweep, or a started sweep's folder")
     add("overrides", nargs="*", metavar="key.path=value", help="for every cell")
@@ -99,8 +99,8 @@ def _memory(study: Study, gpu: str | None) -> str:
     from experiments.training.plan import plan  # torch: seconds, not for a wrong name
     from models import device
 
-    plans = [plan(recipes.load(name, study.overlays, study.overrides)) for name in study.recipes]
-    needed = max(planned.memory_needed for planned in plans)
+    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    needed = max(plan(recipe).memory_needed for recipe in loaded.values())
     available = GPUS[gpu].memory if gpu else device.memory_bytes()
     fits = "fits" if needed <= available else "does not fit"
     return f"{fits}: {memory_finding(needed, available)}"

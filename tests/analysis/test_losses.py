@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from analysis import losses
-from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOO_FEW
+from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOO_FEW, TOO_SHORT
 from tests.analysis.planted import compared
 
 BASE = np.array([3.0, 3.1, 3.2])
@@ -56,8 +56,10 @@ def test_the_interval_is_students(tmp_path):
 
 
 def test_pairs_need_the_same_seed_and_steps(tmp_path):
-    assert verdict(tmp_path / "seeds", (0, 0, 0), first_seed=3).by_seed == ()
-    assert verdict(tmp_path / "steps", (0, 0, 0), steps=20).by_seed == ()
+    unpaired = verdict(tmp_path / "seeds", (0, 0, 0), first_seed=3)
+    short = verdict(tmp_path / "steps", (0, 0, 0), steps=20)
+    assert unpaired.by_seed == short.by_seed == ()
+    assert (unpaired.word, short.word) == (TOO_FEW, TOO_SHORT)
 
 
 def test_what_the_margin_is_worth_follows_from_the_scaling_law():
