@@ -8,8 +8,10 @@ The files from `make study` to the first step of an optimizer, in the order of t
       records/files.py               folders: named, checked, locked
       records/run.py                 what is in them
       models/device.py               the CPU or the GPU; gpus.py has peaks, cpu_matmuls.py a CPU's
-                                     kernels
-      training/machine.py            the size that suits this machine; what it must have
+                                     kernels, host_memory.py what a process may use
+      training/machine.py            what this machine must have, as nvidia_smi.py, visible_gpus.py
+                                     and compilation.py find it
+      training/sizes.py              the size that suits its memory
       config/recipes.py              a recipe: its files of recipes/*.yaml, merged ...
       config/keys.py                 ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, memory
