@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from experiments.config.yaml_with_origins import load_sections
 from experiments.records.run import (
     ATTEMPT,
     MANIFEST,
@@ -27,6 +28,8 @@ from experiments.records.run import (
     RecordError,
     Stretch,
     Timing,
+    missing_steps,
+    read_if_there,
     read_log,
 )
 
@@ -123,6 +126,7 @@ def read_run(path: Path) -> Run:
     earlier = [ending(each) for each in manifests[:-1]]
     logs = [read_log(folder / METRICS) for folder in folders]
     timings = [Timing.read_if_there(folder / TIMING) for folder in folders]
+    check_attempts(folders, logs, timings)
     proof = Proof.read_if_there(path / PROOF)
     run = Run(
         recipe=manifest.recipe,
@@ -141,6 +145,9 @@ def read_run(path: Path) -> Run:
     )
     if run.ending == "completed" and run.length < manifest.steps:
         run.ending = "too short a log"
+    lost = missing_steps(run.steps.index, run.length)
+    if run.completed and lost:
+        raise RecordError(f"{path / METRICS}: has lost lines: steps {lost} are not on record")
     # An attempt counts whose steps were not lost.
     made = [manifests[number].model_dump() for number in run.steps["process"].unique()]
     seen = {
@@ -151,6 +158,28 @@ def read_run(path: Path) -> Run:
     run.facts = joined([*made, seen, read_yaml(path / RECIPE)])
     run.facts["steps"] = manifest.steps  # a run may be made longer
     return run
+
+
+def check_attempts(
+    folders: list[Path], logs: list[list[LogInterval]], timings: list[Timing | None]
+) -> None:
+    """Check the clock of each attempt, and the record of its start. Raises `RecordError`.
+
+    A log begins with the lines that it took over from the attempt before. Without that attempt's
+    log their clock would count as this attempt's.
+    """
+    earlier = set()
+    for folder, log, timing in zip(folders, logs, timings, strict=True):
+        clocks = [(interval.step, interval.elapsed_s) for interval in log]
+        added = [elapsed_s for step, elapsed_s in clocks if (step, elapsed_s) not in earlier]
+        if added != sorted(added):
+            raise RecordError(
+                f"{folder / METRICS}: elapsed_s: the clock runs backwards; perhaps the log of an "
+                "earlier attempt was lost"
+            )
+        if added and not timing:
+            raise RecordError(f"{folder / TIMING}: is missing, although steps were made")
+        earlier.update(clocks)
 
 
 def span(manifest: Manifest, log: list[LogInterval]) -> tuple[datetime, datetime]:
@@ -180,16 +209,15 @@ def ending(manifest: Manifest) -> str:
 
 
 def read_yaml(path: Path) -> dict:
-    """Read the sections of a YAML file; none without the file. Raises `RecordError`.
-
-    libyaml takes a tenth of the time of Python's parser.
-    """
-    if not path.exists():
+    """Read the sections of a YAML file; none without the file. Raises `RecordError`."""
+    content = read_if_there(path)
+    if content is None:
         return {}
     try:
-        return dict(yaml.load(path.read_bytes(), yaml.CSafeLoader))
-    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise RecordError(f"{path}: holds no sections in YAML") from error
+        return load_sections(content)
+    except (ValueError, yaml.YAMLError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RecordError(f"{path}: holds no sections in YAML: {reason}") from error
 
 
 def flat(sections: dict) -> dict[str, Any]:

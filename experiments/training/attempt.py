@@ -15,6 +15,8 @@ import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import distributions
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -248,15 +250,17 @@ class RunDirectory:
         return attempt + 1 if aside.exists() else attempt
 
     def _earlier_log(self, attempts: int) -> tuple[list[records.LogInterval], Path | None]:
-        """Read the intervals up to the checkpoint, of the newest attempt with any; return its
-        folder too."""
+        """Read the intervals up to the checkpoint, each step's of its newest attempt; return the
+        folder of the newest attempt with any, too."""
+        taken, steps, source = [], set(), None
         for attempt in range(attempts, 0, -1):
             earlier = self.path / records.ATTEMPT.format(attempt)
-            intervals = records.read_log(earlier / records.METRICS)
-            taken = [interval for interval in intervals if interval.step <= self.step]
-            if taken:  # an attempt that died before its first step has none
-                return taken, earlier
-        return [], None
+            for interval in records.read_log(earlier / records.METRICS):
+                if interval.step <= self.step and steps.isdisjoint(interval.steps):
+                    taken.append(interval)
+                    steps.update(interval.steps)
+                    source = source or earlier
+        return sorted(taken, key=attrgetter("step")), source
 
     def _beginning(self, attempts: int, taken: list, has_checkpoints: bool) -> list[str]:
         """Word what a resume lost: the steps to make again from the first on, or missing records.
@@ -324,13 +328,11 @@ class RunDirectory:
 
 def lost_steps(path: Path, log: list[records.LogInterval], last: int) -> list[str]:
     """Word the steps from 1 to `last` without a line in a run's log."""
-    lost = records.missing_steps(log, last)
-    if not lost:
-        return []
-    return [
-        f"{path / records.METRICS} has lost lines: of steps 1 to {last}, {lost} are not on record, "
-        "and a report leaves this run out"
-    ]
+    steps = chain.from_iterable(interval.steps for interval in log)
+    lost = records.missing_steps(steps, last)
+    file = path / records.METRICS
+    sentence = f"{file} has lost lines: steps {lost} are not on record: a report leaves the run out"
+    return [sentence] if lost else []
 
 
 def _check_first(path: str | None) -> None:

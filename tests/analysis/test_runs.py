@@ -1,12 +1,20 @@
 """Run directories, read: attempts, records that are damaged or missing, and what is no study."""
 
 import json
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from analysis.study import StudyError, read_study
 from tests.analysis.planted import study
 from tests.make_runs import write_run
+
+BOMB = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("bcdefghijk"))
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines(keepends=True)
 
 
 def test_a_resumed_run_counts_its_attempts_once(tmp_path):
@@ -56,6 +64,32 @@ def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
     ]  # fmt: skip
     assert [run.seed for run in found.completed["baseline"]] == ["0"]
     assert len(found.problems) == 1 and "metrics.jsonl" in found.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("metrics.jsonl", lambda file: file.write_text("".join(lines(file)[5:]))),
+        ("metrics.jsonl", lambda file: file.write_text("".join(lines(file)[:5] + lines(file)[6:]))),
+        ("attempt1/metrics.jsonl", Path.unlink),
+        ("attempt1/timing.json", Path.unlink),
+        ("timing.json", Path.unlink),
+        ("recipe.yaml", lambda file: file.write_text("a: &a [1, 2]\nb: &b [*a, *a]\n" + BOMB)),
+        ("recipe.yaml", lambda file: file.write_text("[" * 10_000)),
+        ("recipe.yaml", lambda file: file.write_text("1: [2001-01-01]")),
+        ("recipe.yaml", lambda file: file.write_bytes(b"\xff\xfe")),
+    ],
+)
+def test_a_run_with_lost_or_impossible_records_is_left_out_by_name(tmp_path, name, act):
+    """Of a run whose first attempt made 20 steps, and the second the others."""
+    attempts = {"runs": ["C/0"], "earlier": [[20, 20, "interrupted"]]}
+    study(tmp_path, "C", [0, 1], steps=40, changes=[attempts])
+    assert len(read_study(tmp_path).completed["baseline_compiled"]) == 2
+    act(tmp_path / "baseline_compiled/seed0" / name)
+    found = read_study(tmp_path)
+    assert [run.seed for run in found.completed["baseline_compiled"]] == ["1"]
+    [problem] = found.problems
+    assert problem.startswith(str(tmp_path / "baseline_compiled/seed0"))
 
 
 @pytest.mark.parametrize(
