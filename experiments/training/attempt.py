@@ -33,7 +33,7 @@ from experiments.jobs.command import (
 )
 from experiments.records import run as records
 from experiments.records.files import check_folder, lock_folder, run_folder, write_whole
-from experiments.training import checkpoint, machine
+from experiments.training import checkpoint, machine, places
 from experiments.training.machine import LESS_MEMORY, Finding
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
@@ -102,6 +102,9 @@ def train(
         logging.warning(sentence)
     try:
         trainer = Trainer(plan, stop, out if directory else None)
+        ranks = places.of_all_ranks(trainer.combine)
+        if directory:
+            directory.add_places(ranks)
         trainer.train(after)
     except FAILURES as error:
         end = _end(error, stop)
@@ -213,6 +216,11 @@ class RunDirectory:
                     shutil.copy(earlier / records.PROOF, self.path)
                 return
 
+    def add_places(self, ranks: dict[str, list[str | None]]) -> None:
+        """Add the machine and the GPU of each rank to the manifest. Raises OSError."""
+        self.manifest = self.manifest.model_copy(update=ranks)
+        self.manifest.write(self.path / records.MANIFEST)
+
     def finish(self, end: End) -> None:
         """Put the end on record and on the screen, and unlock the directory."""
         ended = {"status": end.status, "error": end.error, "end": datetime.now(UTC)}
@@ -287,6 +295,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         dataset=training.dataset,
         data=plan.token_file.path.name,
         cuda=torch.version.cuda,
+        variables=places.variables(),
     )
 
 

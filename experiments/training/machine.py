@@ -16,6 +16,7 @@ from sysconfig import get_paths
 import torch
 
 from experiments.config import recipes
+from experiments.training import places
 from experiments.training.plan import Plan, plan, refuse
 from models import device
 from models.errors import InputError
@@ -176,6 +177,7 @@ def hardware() -> dict:
         "driver": driver,
         "sm_clock_max_mhz": number(clock),
         "power_limit_w": number(power),
+        "vboost": places.vboost(uuid),
     }
 
 
