@@ -177,6 +177,7 @@ class Hardware(Record):
     driver: str | None = None
     sm_clock_max_mhz: Number | None = None
     power_limit_w: Number | None = None
+    vboost: Count | None = None  # a trade of memory clock for core clock; null in older records
 
 
 class Peak(Record):
@@ -239,6 +240,12 @@ class Manifest(Record):
     # The token file: name and digest of its content; null in records older than this field
     data: str | None = None
     cuda: str | None
+    # Of each rank: the boot id of its machine, and the UUID of its GPU. A CPU has no UUID; both
+    # lists are empty in records older than these fields
+    machines: list[str | None] = []
+    gpus: list[str | None] = []
+    # Environment variables that can change code or speed; null in records older than this field
+    variables: dict[str, str] | None = None
     notes: list[str] = []  # what a reader of the figures should know, seen by the end
 
 

@@ -43,7 +43,7 @@ from experiments.records.files import (
     run_folder,
     write_whole,
 )
-from experiments.training import checkpoint, machine
+from experiments.training import checkpoint, machine, places
 from experiments.training.machine import Finding
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
@@ -135,6 +135,9 @@ def train(
         logging.warning(sentence)
     try:
         trainer = Trainer(plan, stop, out if directory else None)
+        ranks = places.of_all_ranks(trainer.combine)
+        if directory:
+            directory.add_places(ranks)
         trainer.train(after)
     except FAILURES as error:
         end = _end(error, stop, plan, out)
@@ -305,6 +308,11 @@ class RunDirectory:
             if sentence not in self.manifest.notes:
                 self.manifest.notes.append(sentence)
 
+    def add_places(self, ranks: dict[str, list[str | None]]) -> None:
+        """Add the machine and the GPU of each rank to the manifest. Raises OSError."""
+        self.manifest = self.manifest.model_copy(update=ranks)
+        self.manifest.write(self.path / records.MANIFEST)
+
     def finish(self, end: End) -> None:
         """Put the end on record and on the screen, and unlock the directory.
 
@@ -407,6 +415,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         dataset=training.dataset,
         data=plan.token_file.path.name,
         cuda=torch.version.cuda,
+        variables=places.variables(),
     )
 
 
