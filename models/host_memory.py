@@ -39,7 +39,7 @@ class Hierarchy(NamedTuple):
 
 
 def cgroup_limits() -> Iterator[int]:
-    """Yield the memory limits of this process's groups, in bytes: of each group and those around
+    """Yield the memory limits of this process's groups, in bytes: of each group and its parents
     it."""
     for hierarchy in hierarchies():
         folder = hierarchy.folder / _path_below(hierarchy)

@@ -35,7 +35,8 @@ BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
 Beta = Annotated[float, Field(ge=0, lt=1)]
-NotNegative = Annotated[float, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[Finite, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
 
 BPE_END_OF_TEXT = "<|end_of_text|>"  # of the BPE that is trained on the corpus
 
