@@ -55,6 +55,7 @@ def read_log(path: Path) -> Run:
         raise StudyError(f"{path}: is no log of the published project") from error
     name = path.stem.partition("_2025")[0]  # its time follows
     manifest = Manifest.model_construct(
+        host="host unknown",
         start=lines["timestamp"].iloc[0],
         world_size=1,
         hardware=Hardware.model_construct(type="cuda", name="NVIDIA GH200"),

@@ -137,7 +137,7 @@ def fill_memory(trainer: Trainer) -> None:
         # in the second step of a log interval of 50, with a loss that is finite
         ("metrics.log_freq=50", damage_gradient, 3, "diverged",
          "not finite in step 2, nor the gradients of 1 parameters: layers.0.feed_forward.w1"),
-        ("", fill_memory, 1, "failed", "memory: recompute activations (overlay `full_recompute`)"),
+        ("", fill_memory, 1, "failed", "out of memory"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_go_on_ends(
