@@ -52,7 +52,7 @@ def cgroup_limits() -> Iterator[int]:
 
 
 def hierarchies() -> Iterator[Hierarchy]:
-    """Yield the mounted hierarchies that can limit memory; none where Linux does not show them.
+    """Yield mounted hierarchies with memory limits; none where Linux does not show them.
 
     A line of mountinfo: `30 25 0:26 ROOT FOLDER rw,nosuid shared:9 - cgroup2 cgroup2 rw,memory`.
     """

@@ -146,10 +146,10 @@ def check_alone() -> None:
         )
 
 
-def log_to(file: Path | None) -> None:
+def log_to(file: Path | None, lines: logging.Filter | None = None) -> None:
     """Send the log to a file and to the screen; without a file, only warnings to the screen.
 
-    Raises OSError.
+    `lines` chooses and corrects the lines. Raises OSError.
     """
     screen = logging.StreamHandler(sys.stdout)
     handlers = [screen]
@@ -157,6 +157,8 @@ def log_to(file: Path | None) -> None:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     else:
         screen.setLevel(logging.WARNING)
+    for handler in handlers if lines else ():
+        handler.addFilter(lines)
     line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
     logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
     logging.captureWarnings(True)

@@ -48,7 +48,7 @@ from experiments.training.machine import Finding
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.sizes import explain_shortage
-from experiments.training.trainer import Diverged, Trainer
+from experiments.training.trainer import Diverged, Trainer, TrueLines
 from models import device
 from models.errors import InputError
 
@@ -127,7 +127,7 @@ def train(
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
     log, after = (out / records.LOG, directory.step) if directory else (None, 0)
     trainer, end = None, End("completed", COMPLETED)
-    log_to(log)
+    log_to(log, TrueLines(plan.config))
     for topic, finding in findings:
         level = logging.WARNING if topic == machine.TORCH else logging.INFO
         logging.log(level, f"{topic}: {finding}")

@@ -4,7 +4,9 @@ torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run an
 `Trainer.train_step` a step of it: read both from top to bottom.
 """
 
+import logging
 import math
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,6 +45,34 @@ NOT_STEADY = 3  # with the profiled one
 _RANDOM = {"cpu": torch}  # what draws random numbers
 if device.TYPE == "cuda":
     _RANDOM["cuda"] = torch.cuda
+
+
+# Lines, or parts of lines, of torchtitan and torch that do not hold for any run here
+UNTRUE = (
+    r'"_enforced": .*\n\s*',
+    r'"eos_id": .*\n\s*',  # the token file's end of text is another
+    r" \(warmup \d+\)$",  # the line before it may have shortened that
+    r"^Peak FLOPS used for computing MFU: nan$",
+    r"  \S*mfu: nan%",
+    r"^CPU memory usage for model.*",  # it is the memory of the process, libraries included
+    r"(?s:^.*Profiler clears events at the end of each cycle.*)",  # the proof's has one
+    r"(?s:^.*Torchinductor does not support code generation for complex operators.*)",  # RoPE's
+)
+NO_CAST = r"^Mixed precision training is handled by .*"
+
+
+class TrueLines(logging.Filter):
+    """Takes out of a run's log what is not true of the run."""
+
+    def __init__(self, config):
+        super().__init__()
+        is_cast = config.training.dtype != config.training.mixed_precision_param
+        self.untrue = re.compile("|".join(UNTRUE if is_cast else [*UNTRUE, NO_CAST]))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = record.getMessage()
+        record.msg, record.args = self.untrue.sub("", line), None
+        return bool(record.msg) or not line
 
 
 class Diverged(RuntimeError):

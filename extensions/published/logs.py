@@ -91,6 +91,7 @@ def steps_of(lines: pd.DataFrame) -> pd.DataFrame:
         process=0,
         steady=steps.index > NOT_STEADY_STEPS,
         in_fp8=True,
+        short=False,
         wait=0.0,
         tokens=tokens,
         useful=tokens * steps["training_tokens_percentage"] / 100,
