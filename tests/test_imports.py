@@ -74,16 +74,6 @@ def test_the_core_names_no_extension():
                 assert not {*re.findall(r"(?<![\w-])\w+", code)} & {*EXTENSIONS}, path
 
 
-def test_docstrings_of_the_core_begin_with_a_plain_line():
-    """A verb and its object, or a noun, without a relative clause."""
-    for room in CORE:
-        for path in (ROOT / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                    line = (ast.get_docstring(node) or "").partition("\n")[0]
-                    assert not re.search("(?i)\\b(that|which|those)\\b", line), (path, line)
-
-
 @pytest.mark.parametrize(
     ("modules", "needless"),
     [
