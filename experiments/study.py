@@ -45,7 +45,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.runner import Job, run_all
+from experiments.jobs.runner import Job, compile_folders, run_all
 from experiments.records.files import (
     check_folder,
     check_mark,
@@ -165,9 +165,13 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
     if study.overlays == [AUTO]:
-        from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
+        # torch: seconds, not for a wrong name
+        from experiments.training.machine import check_driver
+        from experiments.training.sizes import choose_size
 
-        study.overlays, why = choose_size(study.reference, study.overrides)
+        check_driver()
+        names = dict.fromkeys([study.reference, *study.recipes])
+        study.overlays, why = choose_size([*names], study.overrides)
         print(f"Size: {why}; --overlay chooses another.")
     if (out / STUDY_FILE).exists():
         started = read(out / STUDY_FILE)
@@ -238,8 +242,9 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
         print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
+        caches = compile_folders()
         for planned in plans.values():
-            check_units(planned)
+            check_units(planned, caches)
     for name, planned in plans.items():
         plans[name], finding = open_data(planned)
     print(f"Data: {finding}.")
