@@ -147,6 +147,8 @@ def explain_missing_units(gpu: str, chip_name: str, format_name: str) -> str:
 def answer_fp8(training: Training, kind_facts: dict, n_steps: float, gpu_price: float) -> dict:
     """Answer by the estimate of a step, and by the pairs near in size."""
     outside_names = beyond(training, kind_facts["covered"])
+    if training.bf16_share > kind_facts["largest_bf16_share"]:
+        outside_names.append("bf16_share")
     if beyond(training, kind_facts["answered"]):
         return {"why": "no pair here is near", "outside": outside_names}
     # the second is twice as wide

@@ -232,15 +232,13 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
     mixtures of experts, and of MXFP8 and NVFP4. The others are kinds of GPU. Of each kind:
     `ranges` as of that function, inside of what the pairs cover and outside; `n_steps_measured`,
     of bf16; `covered` and `answered`, [least, most] of a training for the first and for any range;
-    what models of a size gained, `told`; and the `pairs` that may be shown:
-    torchao's where there are any, else those of other stacks, else those of other kinds.
+    `largest_bf16_share`, of the pairs; what models of a size gained, `told`; and the `pairs` that
+    may be shown: torchao's where there are any, else those of other stacks, else those of other
+    kinds.
     """
     factors, width, shown = fit(pairs), half_width(unseen), fair()
     rates = roofline_rates(predictable(), factors)
-    covered = limits(pairs, OUTSIDE) | {
-        "frozen": [0, 0],
-        "bf16_share": [0, float(pairs.bf16_share.max())],
-    }
+    covered = limits(pairs, OUTSIDE) | {"frozen": [0, 0]}
     answered, n_published = limits(pairs, REFUSED), len(published())
     kinds = {}
     for kind in sorted({gpu.chip for gpu in GPUS.values() if gpu.has_fp8_units}):
@@ -260,6 +258,7 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
             "ranges": [narrow if len(of_kind) else wide, wide],
             "n_steps_measured": int((rates.chip == kind).sum()),
             "covered": covered,
+            "largest_bf16_share": float(pairs.bf16_share.max()),
             "answered": answered,
             "told": told[["parameters", "speed_up"]].to_numpy().tolist(),
             "pairs": near[SHOWN].to_dict("records"),
