@@ -11,7 +11,19 @@ from experiments.corpus.tokens import prepare
 from models.errors import InputError
 from tests.make_corpus import EOS, write_parquet
 
-ODD_NAMES = ["a[1]", "x*", "?", "{a,b}", "~", "two words", "漢字 ü", "a #1", "[0-9]", "!x", "- x: y"]
+ODD_NAMES = [
+    "a[1]",
+    "x*",
+    "?",
+    "{a,b}",
+    "~",
+    "two words",
+    "漢字 ü",
+    "a #1",
+    "[0-9]",
+    "!x",
+    "- x: y",
+]
 
 
 def refused(config, path=None) -> str:

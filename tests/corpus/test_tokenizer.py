@@ -22,8 +22,9 @@ OF_ANOTHER_FAMILY = ["[CLS]", "[SEP]"], ["</s>"]
 
 def write_tokenizer(path, special, ordinary=()):
     """A tokenizer of words, whose special tokens come first."""
-    words = {f"w{number}": number + len(special) for number in range(1, 500)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w1"))
+    vocabulary = [*special, *(f"w{number}" for number in range(1, 500))]
+    numbered = {token: number for number, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(numbered, unk_token="w1"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ordinary])
@@ -81,8 +82,8 @@ def test_tokenizer_config_names_it(config, tmp_path, form, token):
 @pytest.mark.parametrize("content", [{}, {"eos_token": None}])
 def test_a_tokenizer_config_without_it_counts_for_nothing(config, tmp_path, content):
     """Nor does the list of tokens at which a chat stops."""
-    others = {"config": {"eos_token_id": 2}, "generation_config": {"eos_token_id": [1, 2]}}
-    token = prepared(config, tmp_path, QWEN, tokenizer_config=content, **others)
+    stops = {"eos_token_id": [1, 2]}
+    token = prepared(config, tmp_path, QWEN, tokenizer_config=content, generation_config=stops)
     assert token == "<|endoftext|>"
 
 
@@ -200,5 +201,4 @@ def test_an_earlier_choice_of_an_ordinary_token_is_not_used(config, hub, monkeyp
         patch.setattr(tokens, "special_tokens", lambda tokenizer: ["</s>"])  # not marked
         file = prepare(config)
     again = prepare(config)
-    assert again.path == file.path and (file.eos_id, again.eos_id) != (again.eos_id, file.eos_id)
-    assert again.eos_id == 1
+    assert again.path == file.path and again.eos_id == 1 != file.eos_id

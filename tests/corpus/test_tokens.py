@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from experiments.corpus import tokenizer, tokens
 from experiments.config.recipes import Recipe
+from experiments.corpus import tokenizer, tokens
 from experiments.corpus.rows import open_data
 from experiments.corpus.tokens import prepare
 from experiments.training.plan import plan
