@@ -45,7 +45,7 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.runner import Job, run_all
+from experiments.jobs.runner import Job, compile_folders, run_all
 from experiments.records.files import (
     check_folder,
     check_mark,
@@ -117,7 +117,8 @@ def main(argv: list[str] | None = None) -> int:
         write_whole(out / STUDY_FILE, dump(study.model_dump()))
         run_all(runs, stop)
         codes = {run.code for run in runs} - {COMPLETED}
-        reported = COMPLETED if codes and stop.code else _report(study, out, args.verbose)
+        steps = min(plan.config.training.steps for plan in plans.values())
+        reported = COMPLETED if codes and stop.code else _report(study, steps, out, args.verbose)
     if not codes:
         return reported
     print(f"Not all runs completed; to resume them: {choose_command()} {quote(str(out))}")
@@ -164,9 +165,13 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
     if study.overlays == [AUTO]:
-        from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
+        # torch: seconds, not for a wrong name
+        from experiments.training.machine import check_driver
+        from experiments.training.sizes import choose_size
 
-        study.overlays, why = choose_size(study.reference, study.overrides)
+        check_driver()
+        names = dict.fromkeys([study.reference, *study.recipes])
+        study.overlays, why = choose_size([*names], study.overrides)
         print(f"Size: {why}; --overlay chooses another.")
     if (out / STUDY_FILE).exists():
         started = read(out / STUDY_FILE)
@@ -237,8 +242,9 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
         print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
+        caches = compile_folders()
         for planned in plans.values():
-            check_units(planned)
+            check_units(planned, caches)
     for name, planned in plans.items():
         plans[name], finding = open_data(planned)
     print(f"Data: {finding}.")
@@ -288,7 +294,7 @@ def choose_command() -> str:
     return JOB if is_job() else PROGRAM
 
 
-def _report(study: Study, out: Path, verbose: bool) -> int:
+def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
     """Print the answer, write the page, and say what to look at next.
 
     A report that fails costs no run. Returns the exit code.
@@ -296,6 +302,7 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
     folder, page = quote(str(out)), out / "report.html"
     try:
         from analysis import report  # pandas: a second
+        from analysis.runs import MIN_STEPS
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
@@ -315,7 +322,7 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
         notebooks += f" && make lab RUNS={folder}"
     print(f"\nPage       {page}\nNotebooks  {notebooks}")
     print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
-    if len(study.seeds) < FOR_A_VERDICT:
+    if len(study.seeds) < FOR_A_VERDICT and steps >= MIN_STEPS:
         print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
     return COMPLETED
 

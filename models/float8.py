@@ -32,7 +32,8 @@ From a recipe's section `quantize.linear.float8`, called `keys` here, to torchao
 
 Differences to torchtitan's converter:
 
-* Without a `recipe_name` there is no FP8; in torchtitan that is FP8 with one scale a tensor.
+* Without a `recipe_name` there is no FP8, and the other keys are refused; in torchtitan that is FP8
+  with one scale a tensor.
 * A name filter is exact (a shell pattern over the full module name) and must match something.
 * Converting no layer is an error, and so is a layer whose sizes are no multiples of 16.
 * Linear layers of a class of their own stay in bf16.

@@ -27,7 +27,7 @@ from experiments.config.yaml_with_origins import (
     refusal,
     validated,
 )
-from experiments.records.run import AtLeast1, Count, Seed, Share
+from experiments.records.run import AtLeast1, Count, Seed, Share, Steps
 from models.scaling import SCALINGS, explain_unfit_tokens
 
 BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
@@ -35,7 +35,8 @@ BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
 Beta = Annotated[float, Field(ge=0, lt=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[Finite, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
 
 BPE_END_OF_TEXT = "<|end_of_text|>"  # of the BPE that is trained on the corpus
 
@@ -65,7 +66,7 @@ LIMITS = {
     "training.global_batch_size": AutoOrCount,
     "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
     "training.max_norm": Annotated[float, Field(gt=0)],
-    "training.steps": AtLeast1,
+    "training.steps": Steps,
     "parallelism.data_parallel_replicate_degree": AtLeast1,
     "parallelism.data_parallel_shard_degree": AutoOrCount,
     "checkpoint.interval": AtLeast1,
@@ -156,8 +157,8 @@ class Model(titan.Model):
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
 
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
-    """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and
-    device."""
+    """Kernel behind scaled_dot_product_attention; `auto` is the first of torchtitan's list (cuDNN,
+    flash, math) that can compute it."""
 
 
 class Compile(titan.Compile):
@@ -380,7 +381,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
 
 
 def instead(key: str) -> str | None:
-    """Say what to do instead of a key that no recipe has; None if nothing is known of it."""
+    """Say what to do instead of a key unknown to recipes; None if nothing is known of it."""
     move = find_move(key)
     if move and not move.key:
         return f"torchtitan has dropped it: {move.note}"

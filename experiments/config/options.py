@@ -50,7 +50,7 @@ def translate(option: str, following: str | None) -> str | None:
 
 
 def _of_torchtitan(key: str, value: str | None, is_off: bool) -> str:
-    """Write an option by torchtitan's name for a key, which may be an old one."""
+    """Write an option by torchtitan's name for a key, perhaps an old one."""
     move = find_move(key)
     if move and move.note:
         return f"{move.key}=…, {move.note}" if move.key else f"{key}, which torchtitan has dropped"
@@ -68,7 +68,7 @@ def _written(key: str, value: str | None, is_off: bool) -> str:
 
 
 def _find_key(name: str) -> str | None:
-    """Find the key of an option by the table, by keys of that name, or by similar options."""
+    """Find the key of an option by the table, by the names of keys, or by similar options."""
     table = keys_of_options()
     if name in table:
         return table[name]

@@ -51,6 +51,7 @@ REPLACED = (
     "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
     "own_rows", "parallelize", "processes", "run", "shards", "start",
 )  # fmt: skip
+CHECKPOINTS = "checkpoint.enable"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
@@ -63,6 +64,8 @@ class Resolved(BaseModel):
     base: str | None = None
     overlays: list[str] = []
     overrides: list[str] = []
+    # Only overlays turned checkpoints on: no file of a recipe or study, and no command line
+    overlay_checkpoints: bool = False
     plan: dict | None = None
 
 
@@ -170,6 +173,9 @@ def load(
     if "resolved" in head.model_fields_set:
         own = []  # the file has all keys of the recipe that it was made of
     config = validate(keys, extensions, keys_of_scaling(own, upon, given, compared))
+    by_user = given if before.overlay_checkpoints else merged([*files, given])
+    is_asked = CHECKPOINTS in by_user and by_user[CHECKPOINTS].value
+    made.overlay_checkpoints = config.checkpoint.enable and not is_asked
     config.job.description = head.description
     recipe = Recipe(head.name, head.description, config, extensions, made)
     if made.plan and made.plan.get("recipe") != recipe.digest:
@@ -192,7 +198,7 @@ def load_compared(
 
 
 def _warn_of_overlays(own: Keys, overlays: dict[str, Keys]) -> None:
-    """Log which values of a recipe's own files overlays replace."""
+    """Warn where overlays replace values of the own files of a recipe."""
     for overlay, layer in overlays.items():
         for key in own.keys() & layer.keys():
             if own[key].value != layer[key].value:

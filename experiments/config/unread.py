@@ -1,4 +1,4 @@
-"""Find keys of FP8 that a recipe without FP8 does not read."""
+"""Find keys of FP8 without effect, because the recipe has no FP8."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,7 @@ SCALING = f"{FLOAT8}.recipe_name"  # turns FP8 on
 def keys_of_scaling(
     files: Sequence[Keys], overlays: Sequence[Keys], overrides: Keys, compared: bool
 ) -> list[str]:
-    """List the keys of FP8 that somebody has written for a recipe, and that are read only with a
-    scaling.
+    """List the keys of FP8 in the layers of a recipe, except the scaling itself.
 
     Keys in layers below the last one with a scaling are left out: there, null turns off an
     inherited FP8 together with its keys.
