@@ -124,7 +124,7 @@ def find_lack(folder: Path, has_hub_tokenizer: bool = False) -> str:
 
 def _lock_cache(cache: Path, name: str) -> TextIO:
     """Lock what is written for one token file, waiting for others who do. Raises `InputError`."""
-    if str(cache).startswith("~") and not cache.exists():
+    if str(cache).startswith("~") and not Path(cache.parts[0]).exists():
         raise InputError(f"data.cache_dir={cache}: only a shell replaces ~: write the whole path")
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from experiments.config.recipes import Recipe
 from experiments.corpus import tokenizer, tokens
+from experiments.corpus.rows import open_data
 from experiments.corpus.tokens import prepare
+from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
 
@@ -108,6 +111,57 @@ def test_what_a_killed_process_left_is_removed(config):
     partial = prepared.with_name(f".{prepared.name}.partial")
     prepared.rename(partial)
     assert prepare(config).path == prepared and not partial.exists()
+
+
+# ---- cleaned scratch ----
+
+
+@pytest.mark.parametrize("lost", [tokens.FILES, ["checksum"], ["meta.json"], ["tokens.bin"]])
+def test_a_cleaned_token_file_is_prepared_again(config, lost, caplog):
+    """Some file systems delete what nobody has read for long, and keep its folder."""
+    file = prepare(config)
+    content = file.tokens.tolist()
+    for name in lost:
+        (file.path / name).unlink()
+    (file.path / ".nfs0001").touch()  # of a process that has the file open
+    again = prepare(config)
+    assert again.path == file.path and again.tokens.tolist() == content
+    assert str(file.path) in caplog.text and lost[0] in caplog.text
+    caplog.clear()
+    prepare(config)
+    assert not caplog.text
+    assert not [path for path in file.path.parent.iterdir() if "left" in path.name]
+
+
+def test_several_prepare_a_cleaned_token_file_once(config, monkeypatch):
+    path = prepare(config).path
+    (path / "tokens.bin").unlink()
+    write = Mock(wraps=tokens._write)
+    monkeypatch.setattr(tokens, "_write", write)
+    with ThreadPoolExecutor() as pool:
+        files = list(pool.map(prepare, [config] * 3))
+    write.assert_called_once()
+    assert [len(file.tokens) for file in files] == [240] * 3
+
+
+def test_a_run_that_is_resumed_prepares_it_again(config):
+    """Its recipe.yaml names the token file."""
+    config.model.flavor = "cpu"
+    planned = plan(Recipe("test", "", config))
+    planned, _ = open_data(planned)
+    planned.recipe.made.plan = {"token_file": str(planned.token_file.path)}
+    for name in tokens.FILES:
+        (planned.token_file.path / name).unlink()
+    assert len(open_data(planned)[0].token_file.tokens) == 240
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(config, monkeypatch):
+    path = prepare(config).path
+    denied = Mock(side_effect=OSError(errno.EROFS, "Read-only file system", str(path.parent)))
+    monkeypatch.setattr(tokens, "lock_file", denied)
+    assert prepare(config).path == path  # nothing is to be written
+    (path / "tokens.bin").unlink()
+    assert refused(config).startswith(f"data.cache_dir={path.parent}: ")
 
 
 # ---- what is not right ----

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from analysis import page
-from experiments import study
+from experiments import run, study
 from experiments.config import recipes
 from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
@@ -52,6 +52,27 @@ def test_a_study_goes_on_with_more_seeds_each_once(command, tmp_path, capsys):
 
 
 # ---- folders ----
+
+
+def test_a_cleaned_study_begins_again(fails, tmp_path, capsys):
+    """Some file systems delete what nobody has read for long, and keep its folders."""
+    folder, mine = tmp_path / "cleaned", tmp_path / "mine"
+    for path in (folder / "baseline/seed0/checkpoint/step-2", mine):
+        path.mkdir(parents=True)
+    (mine / "thesis.tex").touch()
+    assert f"--out {folder}" in fails(study.main, folder)
+    assert f"--out {folder}/baseline/seed0" in fails(run.main, folder / "baseline/seed0")
+    assert "study.yaml" in fails(study.main, mine) and "recipe.yaml" in fails(run.main, mine)
+    assert study.main(["baseline", "--overlay", "cpu", "--out", str(folder), "--dry-run"]) == 0
+
+
+def test_a_completed_run_without_its_records_is_named(tmp_path, capsys):
+    write_study(tmp_path)
+    assert study.main([str(tmp_path), "--dry-run"]) == 0
+    assert "metrics.jsonl" not in capsys.readouterr().out
+    (tmp_path / "baseline/seed0/metrics.jsonl").unlink()
+    assert study.main([str(tmp_path), "--dry-run"]) == 0
+    assert "metrics.jsonl" in capsys.readouterr().out
 
 
 def test_a_study_has_no_completed_run_of_another_recipe(fails, tmp_path):

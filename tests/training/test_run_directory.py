@@ -74,6 +74,13 @@ def test_directories_that_are_refused_stay_as_they_are(tmp_path, fails, existing
     assert contents(tmp_path).items() <= (existing | {".lock": ""}).items()
 
 
+def test_folders_that_lost_all_files_are_taken(tmp_path, claim):
+    """As on a file system that deletes old files."""
+    for name in ("checkpoint/step-2", "tb"):
+        (tmp_path / name).mkdir(parents=True)
+    assert claim().step == 0
+
+
 def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
     directory = claim()
     with pytest.raises(InputError, match="is being written by another run that is alive"):
