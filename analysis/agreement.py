@@ -251,16 +251,19 @@ def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iter
     if share and ratio.mean > limit:
         yield f"FP8 in {share:.0%} of the matmul FLOPs gives {limit:.2f} times the tokens/s at most"
     quick_reference = max(rates(run)[QUICK] for run in reference_runs)
+    shares = {}
     for run in runs + reference_runs:
-        limit = times_at_most(run.fp8_share)
         limit_of_step = times_at_most(run.proof.fp8_share if run.proof else math.nan)
-        too_fast = mfu_of_steps(run) > limit_of_step
+        too_quick = mfu_of_steps(run) > limit_of_step
         if run in runs and share:
-            too_fast |= rate_of_steps(run) > limit_of_step * quick_reference
-        if mfu(run) > limit:
+            too_quick |= rate_of_steps(run) > limit_of_step * quick_reference
+        if mfu(run) > times_at_most(run.fp8_share):
             yield f"{run.name} ran at {mfu(run):.0%} of its GPU's peak in bf16"
-        elif too_fast.mean() > SMALL:
-            yield f"{too_fast.mean():.0%} of the steps of {run.name} were too quick for their work"
+        elif too_quick.mean() > SMALL:
+            shares[run.name] = too_quick.mean()
+    if shares:
+        names = ", ".join(shares)
+        yield f"{max(shares.values()):.0%} of the steps were too quick for their work ({names})"
 
 
 def short_of_memory(own: list[Run], others: list[Run]) -> Iterator[str]:

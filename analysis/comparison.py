@@ -262,13 +262,13 @@ def compare_lost_runs(study: Study, recipe: str, reference: str, are_paired: boo
     remarks = []
     for cause in lost - reference_lost:
         sentence = (
-            f"{lost[cause]} of its {seeds} runs were lost, or an attempt of them "
-            f"({example(runs, cause)}), beside {reference_lost[cause]} of the reference's"
+            f"it lost {lost[cause]} of {seeds} runs, or an attempt of them "
+            f"({example(runs, cause)}), and the reference {reference_lost[cause]}"
         )
         if cause == OTHER_TRAINING:
             remarks.append(sentence)
         elif cause == BY_MACHINE and may_be_chance(lost[cause], reference_lost[cause], seeds):
-            remarks.append(f"{sentence}: machines lost them")
+            remarks.append(f"{sentence}, which is the fault of machines")
         else:
             reasons.append(sentence)
     return LostRuns(lost[DIVERGED] > reference_lost[DIVERGED], reasons, remarks)

@@ -29,7 +29,8 @@ LEARNED = 4  # margins (1 % of the loss) that a loss falls by before two of them
 FAR = 0.10  # above a loss: rounding moves no loss as far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: chance gives fewer
-APART = 8  # margins (2 % of the loss) between a pair: rounding moves no final loss as far
+HARMED = 8  # margins (2 % of the loss) above its partner: a run that FP8 harmed
+TOO_GOOD = 16  # margins below its partner: more than chance, and rounding lowers no loss
 
 SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 TOO_FEW = f"it takes {MIN_SEEDS} seeds to tell"
@@ -220,17 +221,21 @@ def anomalies(runs: list[Run], reference_runs: list[Run], judged: Verdict) -> It
     copied = apart(runs, reference_runs).where(by_seed(runs, "in_fp8")).eq(0).mean().max()
     if copied > COPIED:
         yield f"in {copied:.0%} of a run's steps both recipes have one loss, to the last bit"
-    farthest = max(judged.by_seed, key=abs, default=0.0)
+    highest = max(judged.by_seed, default=0.0)
+    lowest = min(judged.by_seed, default=0.0)
     if judged.high < -judged.margin:
         yield (
             f"its loss is {-judged.difference:.3g} lower, more than the margin of "
             f"{judged.margin:.2g}, and rounding to FP8 explains no such gain"
         )
-    elif judged.low > judged.margin and judged.word != HIGHER:
+    elif judged.word == HIGHER:
+        return
+    elif judged.low > judged.margin:
         more = f"more than the margin of {judged.margin:.2g}"
         yield f"its loss is {judged.difference:.3g} higher, {more}"
-    elif abs(farthest) > APART * judged.margin and judged.word != HIGHER:
-        yield (
-            f"the final losses of a pair are {abs(farthest):.3g} apart, "
-            f"{abs(farthest) / judged.margin:.0f} margins: rounding moves no loss as far"
-        )
+    elif highest > HARMED * judged.margin:
+        margins = highest / judged.margin
+        yield f"one of its runs ends {highest:.3g} above its partner, {margins:.0f} margins"
+    elif -lowest > TOO_GOOD * judged.margin:
+        margins = -lowest / judged.margin
+        yield f"one of its runs ends {-lowest:.3g} below its partner, {margins:.0f} margins"

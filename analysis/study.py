@@ -209,16 +209,18 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
     made, and not one with an odd run.
     """
     recorded = [run for run in runs if run.manifest]
-    usual = most_usual([run for run in recorded if run.completed] or recorded)
-    differing = [run for run in recorded if first_difference(run, usual)]
+    trainings = {run: training(run) for run in recorded}
+    usual = most_usual([run for run in recorded if run.completed] or recorded, trainings)
+    expected = trainings[usual]
+    differing = [run for run in recorded if first_difference(trainings[run], expected)]
     others = [run for run in runs if run not in differing]
     completed = Counter(run.recipe for run in others if run.completed)
     made = {(run.recipe, run.seed) for run in others}
     seeds = {str(seed) for seed in file.seeds} or {run.seed for run in others}
     sentences = []
     for run in differing:
-        key = first_difference(run, usual)
-        difference = f"{key} is {training(usual)[key]} in {usual.path} and {training(run)[key]}"
+        key = first_difference(trainings[run], expected)
+        difference = f"{key} is {expected[key]} in {usual.path} and {trainings[run][key]}"
         is_of_study = run.recipe in file.recipes or not file.recipes
         is_missed = is_of_study and run.seed in seeds and (run.recipe, run.seed) not in made
         needed = MIN_SEEDS if is_missed else int(is_of_study)
@@ -234,17 +236,17 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
     return others, sentences
 
 
-def most_usual(runs: list[Run]) -> Run:
+def most_usual(runs: list[Run], trainings: dict[Run, dict]) -> Run:
     """Choose the run whose training is that of most runs."""
     counts = {}
     for run in runs:
-        counts[run] = sum(first_difference(other, run) is None for other in runs)
+        alike = [first_difference(trainings[other], trainings[run]) is None for other in runs]
+        counts[run] = sum(alike)
     return max(runs, key=counts.get)
 
 
-def first_difference(run: Run, usual: Run) -> str | None:
+def first_difference(facts: dict[str, str], expected: dict[str, str]) -> str | None:
     """Find the first key in which two runs are not one training; None if they are."""
-    facts, expected = training(run), training(usual)
     for key in expected:
         if key in facts and facts[key] != expected[key]:
             return key
@@ -287,7 +289,7 @@ def add_packages(runs: list[Run]) -> None:
                 group = loaded if package.lower().startswith(LOADED_PACKAGES) else others
                 group[package] = version
             records.append({"packages": loaded, "other_packages": others})
-        run.facts |= joined(records)
+        run.facts = joined(records) | run.facts
 
 
 def locate(runs: list[Run]) -> None:
