@@ -65,7 +65,7 @@ def check_here(plan: Plan) -> list[Finding]:
     if plan.memory_needed > available:
         finding += ": this will probably not fit"
     findings = [("device", here), ("memory", finding)]
-    untried = device.untried_torch()
+    untried = device.describe_untried_torch()
     return [*findings, (TORCH, untried)] if untried else findings
 
 
