@@ -8,8 +8,10 @@ The files from `make study` to the first step of an optimizer, in the order of t
       records/files.py               folders: named, checked, locked
       records/run.py                 what is in them
       models/device.py               the CPU or the GPU; gpus.py has peaks, cpu_matmuls.py a CPU's
-                                     kernels
-      training/machine.py            the size that suits this machine; what it must have
+                                     kernels, host_memory.py what a process may use
+      training/machine.py            what this machine must have, as nvidia_smi.py, visible_gpus.py
+                                     and compilation.py find it
+      training/sizes.py              the size that suits its memory
       config/recipes.py              a recipe: its files of recipes/*.yaml, merged ...
       config/keys.py                 ... and validated
       training/plan.py               what a recipe asks for: model, layers in FP8, memory
@@ -19,7 +21,8 @@ The files from `make study` to the first step of an optimizer, in the order of t
       corpus/rows.py                 its data, from the token file of tokens.py
       jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
-      training/attempt.py            the run from here to its end: its folder, its training
+      training/attempt.py            the run from here to its end: its folder, its training;
+                                     places.py says where
       training/trainer.py            `Trainer.train_step`, with checkpoint.py, metrics.py and
                                      proof.py; forward and backward are torchtitan's
 """

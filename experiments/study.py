@@ -45,9 +45,24 @@ from experiments.jobs.command import (
     leave,
     seeds,
 )
-from experiments.jobs.runner import Job, run_all
-from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
-from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, RecordError, Seed, last_step
+from experiments.jobs.runner import Job, compile_folders, run_all
+from experiments.records.files import (
+    check_folder,
+    check_mark,
+    dated_folder,
+    lock_folder,
+    write_whole,
+)
+from experiments.records.run import (
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    STUDY_FILE,
+    Manifest,
+    RecordError,
+    Seed,
+    last_step,
+)
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -150,9 +165,13 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
     if study.overlays == [AUTO]:
-        from experiments.training.machine import choose_size  # torch: seconds, not for a wrong name
+        # torch: seconds, not for a wrong name
+        from experiments.training.machine import check_driver
+        from experiments.training.sizes import choose_size
 
-        study.overlays, why = choose_size(study.reference, study.overrides)
+        check_driver()
+        names = dict.fromkeys([study.reference, *study.recipes])
+        study.overlays, why = choose_size([*names], study.overrides)
         print(f"Size: {why}; --overlay chooses another.")
     if (out / STUDY_FILE).exists():
         started = read(out / STUDY_FILE)
@@ -177,6 +196,8 @@ def load(names: list[str]) -> Study:
     if names[0] in there:
         return read(there[names[0]])
     for name in names:
+        if name not in there | known:
+            check_mark(Path(name), "study", STUDY_FILE)
         find(kind, name, there | known)
     by_preference = ["baseline", "baseline_compiled", *names]
     return Study(
@@ -221,8 +242,9 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
         print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
+        caches = compile_folders()
         for planned in plans.values():
-            check_units(planned)
+            check_units(planned, caches)
     for name, planned in plans.items():
         plans[name], finding = open_data(planned)
     print(f"Data: {finding}.")
@@ -240,7 +262,10 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job
         recipe = plan.recipe.with_seed(seed)
         recipes.check_recipe(folder, recipe)
         if _completed(folder):
+            lost = [name for name in (RECIPE, METRICS) if not (folder / name).exists()]
             print(f"complete already: {folder}")
+            if lost:
+                print(f"It lost {' and '.join(lost)}: to make the run again, delete that folder")
             continue
         text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)

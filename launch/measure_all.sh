@@ -50,11 +50,13 @@ done
 [ ${#chosen[@]} -gt 0 ] || read -ra chosen <<<"$parts"
 version=$("$python" -c 'from importlib.metadata import version; print(version("torch").split("+")[0])') ||
   die "$python has no torch: run \`make install\`, or name another Python with PYTHON=..."
-name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
-gpu=${gpu:-$("$python" -c 'import sys; from models.gpus import find; print(find(sys.argv[1]) or "gpu")' "$name")}
-at=${at:-${gpu}_$(date +%F)_torch$version}
-gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
+# The number of GPUs and the first one's name in models/gpus.py, as runs find them
+ask='from experiments.jobs.command import leave; from experiments.training.machine import print_gpus; leave(print_gpus)'
+answer=$("$python" -c "$ask") || [ -n "$dry_run" ] || exit 2
+read -r gpus found <<<"${answer:-0 None}"
 [ -n "$dry_run" ] || [ "$gpus" -gt 0 ] || die "no GPU here: --dry-run lists what a machine with GPUs would run"
+gpu=${gpu:-${found/None/gpu}}
+at=${at:-${gpu}_$(date +%F)_torch$version}
 
 run() { # COMMAND…: say it, and run it
   local code=0

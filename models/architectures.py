@@ -5,8 +5,8 @@ are one line each in `FLAVORS`; extensions bring other architectures.
 """
 
 import importlib
+import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -14,11 +14,11 @@ from typing import ClassVar, NamedTuple
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 import torch._inductor.config
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
+from torch.nn.attention import SDPBackend
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import apply_ac
+from torchtitan.models.attention import ScaledDotProductAttentionWrapper
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs, llama3_args
 from torchtitan.models.llama3.infra import parallelize as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
@@ -107,6 +107,10 @@ FLAVORS = {
         _8B, dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_LLAMA_3_2
     ),
     "llama3.2-1B": replace(_8B, dim=2048, n_layers=16, ffn_dim_multiplier=1.5, **_LLAMA_3_2),
+    # 0.63 B, for GPUs with 8 GB; no published model
+    "llama3.2-1B-6-layers": replace(
+        _8B, dim=2048, n_layers=6, ffn_dim_multiplier=1.5, **_LLAMA_3_2
+    ),
     # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8
     # asks.
     "cpu": replace(
@@ -119,22 +123,19 @@ FLAVORS = {
 # ---- the model ----
 
 
-class InnerAttention(nn.Module):
-    """Causal scaled_dot_product_attention by the recipe's kernel."""
+class InnerAttention(ScaledDotProductAttentionWrapper):
+    """Causal scaled_dot_product_attention by the recipe's kernel.
+
+    `auto` is the first of torchtitan's list that can compute it: cuDNN's, flash attention's, math.
+    """
 
     def __init__(self, backend: str):
         super().__init__()
-        self.backend = backend
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, enable_gqa: bool, **_) -> Tensor:
-        """Attend: return a tensor of the shape of q.
-
-        q: (batch, heads, seq, head_dim); k, v: (batch, kv_heads, seq, head_dim). Scores are scaled
-        by head_dim^-0.5, which some of torchtitan's models also pass as `scale`.
-        """
-        chosen = ATTENTION_BACKENDS.get(self.backend)  # none for "auto"
-        with sdpa_kernel(chosen) if chosen else nullcontext():
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=enable_gqa)
+        if backend != "auto":
+            self.sdpa_backends = [ATTENTION_BACKENDS[backend]]
+        elif os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+            # PyTorch's variable for cuDNN after flash attention
+            self.sdpa_backends = [ATTENTION_BACKENDS[name] for name in ("flash", "cudnn", "math")]
 
 
 class Llama(Transformer):

@@ -5,6 +5,7 @@ GPU. Importing this module before torchtitan puts a CPU device there instead, an
 torchtitan imports in vain.
 """
 
+import ctypes
 import logging
 import math
 import os
@@ -24,7 +25,7 @@ import torch._inductor.config
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from models import gpus
+from models import gpus, host_memory
 from models.errors import InputError
 
 OLDEST, NEWEST = (2, 11), (2, 15)  # torch, of those that this project was tried with
@@ -52,6 +53,47 @@ for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 TYPE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# ---- the allocator of GPU memory ----
+
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_ALLOCATOR_NAMES = {ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"}  # the other is its former name
+_WSL = Path("/dev/dxg")  # the GPU of Windows
+_MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED of CUDA's driver
+
+
+def maps_memory() -> bool:
+    """Tell if torch can map a GPU's memory piece by piece, for segments that expand.
+
+    Otherwise its first allocation would end the process: some virtual GPUs cannot map memory, under
+    WSL2 the driver may refuse it (pytorch issue 192330), and torch asks NVML, which containers may
+    lack.
+    """
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    if not hasattr(driver, "cuMemAddressReserve") or _WSL.exists():
+        return False
+    supported = ctypes.c_int()
+    driver.cuInit(0)
+    driver.cuDeviceGetAttribute(ctypes.byref(supported), _MAPS_MEMORY, 0)
+    return bool(supported.value)
+
+
+def expand_segments() -> None:
+    """Let the allocator's segments expand, as torchtitan's run_train.sh does, unless the user has
+    set the allocator.
+
+    A segment that cannot grow leaves gaps. torch reads the variable when it begins to use the GPU.
+    """
+    if torch.version.cuda and not _ALLOCATOR_NAMES & os.environ.keys() and maps_memory():
+        os.environ[ALLOCATOR] = "expandable_segments:True"
+
+
+if TYPE == "cuda":
+    expand_segments()
 
 # ---- a CPU where torchtitan expects an accelerator ----
 
@@ -110,6 +152,14 @@ sys.modules["torchtitan.hf_datasets.text_datasets"] = SimpleNamespace(
 )
 
 
+def allocator_retries() -> int:
+    """Count how often the allocator has given its cache back to the GPU and asked again, because
+    the memory was short. Each time the GPU is waited for."""
+    if TYPE == "cpu":
+        return 0
+    return torch.cuda.memory_stats_as_nested_dict()["num_alloc_retries"]
+
+
 # ---- what this machine is ----
 
 
@@ -133,10 +183,10 @@ INSTRUCTION_SETS = instruction_sets()
 
 
 def memory_bytes() -> int:
-    """Return the memory of the GPU, or of the machine where there is none."""
+    """Return the memory of the GPU; without a GPU, what this process may use of the machine's."""
     if TYPE == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host_memory.allowed_bytes()
 
 
 def peak() -> gpus.Gpu | None:

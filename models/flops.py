@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass
 
+GIB = 2**30
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
 
 
@@ -193,6 +194,7 @@ def memory(
     return {"parameters": parameters, "optimizer": 2 * parameters} | fullest
 
 
-def memory_finding(needed: float, available: float) -> str:
-    """Say how many bytes are needed of how many."""
-    return f"about {needed / 2**30:.1f} GiB of {available / 2**30:.0f} GiB"
+def memory_finding(needed: float, free: float, total: float = 0) -> str:
+    """Say how many bytes are needed, and how many are free, of how many if not of all."""
+    finding = f"about {needed / GIB:.1f} GiB of {free / GIB:.1f} GiB"
+    return f"{finding} free ({total / GIB:.1f} GiB in all)" if total > free else finding

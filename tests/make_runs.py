@@ -89,6 +89,7 @@ def intervals(
     lr=5e-5,
     lr_warmup=100,
     settling=(),
+    short=(),
     jump=0.0,
 ) -> list[dict]:
     """Make the lines that a process logs.
@@ -100,6 +101,7 @@ def intervals(
         wait: seconds of each step that are a wait for data.
         lr_warmup: steps in which the learning rate grows.
         settling: steps that count for no rate, besides the first 10 of the process.
+        short: steps in which the allocator found the GPU's memory too short.
         jump: seconds by which the clock is set on at step 500.
     """
     elapsed = warm_up - seconds[0]
@@ -122,6 +124,7 @@ def intervals(
             "step_s": took,
             "data_wait_s": [wait] * len(took),
             "not_steady": [step for step in steps if step < first + 10 or step in settling],
+            "allocator_retries": [step for step in steps if step in short],
             "peak_memory_bytes": 2**30,
         }
         lines.append(line)

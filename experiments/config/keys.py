@@ -27,7 +27,7 @@ from experiments.config.yaml_with_origins import (
     refusal,
     validated,
 )
-from experiments.records.run import AtLeast1, Count, Seed, Share
+from experiments.records.run import AtLeast1, Count, Seed, Share, Steps
 from models.scaling import SCALINGS, explain_unfit_tokens
 
 BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
@@ -35,7 +35,10 @@ BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
 Beta = Annotated[float, Field(ge=0, lt=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[Finite, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
+
+BPE_END_OF_TEXT = "<|end_of_text|>"  # of the BPE that is trained on the corpus
 
 NOTHING_IN_FP8 = (
     f"is not read, because without {SCALING} nothing is in FP8: set that, to tensorwise for "
@@ -63,7 +66,7 @@ LIMITS = {
     "training.global_batch_size": AutoOrCount,
     "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
     "training.max_norm": Annotated[float, Field(gt=0)],
-    "training.steps": AtLeast1,
+    "training.steps": Steps,
     "parallelism.data_parallel_replicate_degree": AtLeast1,
     "parallelism.data_parallel_shard_degree": AutoOrCount,
     "checkpoint.interval": AtLeast1,
@@ -154,8 +157,8 @@ class Model(titan.Model):
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
 
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
-    """Kernel behind scaled_dot_product_attention; `auto` lets PyTorch choose by shape and
-    device."""
+    """Kernel behind scaled_dot_product_attention; `auto` is the first of torchtitan's list (cuDNN,
+    flash, math) that can compute it."""
 
 
 class Compile(titan.Compile):
@@ -208,6 +211,10 @@ class Data:
     bpe_vocab_size: Annotated[int, Field(ge=257, le=10**6)] = 32768  # 256 bytes and end-of-text
     """Size of the byte-level BPE trained on the corpus itself, where `model.hf_assets_path` is
     empty."""
+
+    end_of_text: str | None = None
+    """Token at the end of each document, one of the tokenizer's; null: the `eos_token` of the
+    tokenizer's tokenizer_config.json, else a special token of a usual name, as `<eos>`."""
 
     cache_dir: str = ".cache/data"
     """Where prepared token files are kept, one folder per content hash."""
@@ -339,6 +346,13 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             training.dataset_path and training.dataset != "parquet",
             "training.dataset_path",
             "is read with training.dataset=parquet alone; set that, or leave the path out",
+        ),
+        (
+            config.data.end_of_text not in (None, BPE_END_OF_TEXT)
+            and not config.model.hf_assets_path,
+            "data.end_of_text",
+            f"names a token of model.hf_assets_path, and the BPE trained in its place has "
+            f"{BPE_END_OF_TEXT}; leave it out, or set that path",
         ),
         (
             float8.recipe_name and unfit_tokens,

@@ -51,6 +51,7 @@ REPLACED = (
     "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
     "own_rows", "parallelize", "processes", "run", "shards", "start",
 )  # fmt: skip
+CHECKPOINTS = "checkpoint.enable"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
@@ -63,6 +64,8 @@ class Resolved(BaseModel):
     base: str | None = None
     overlays: list[str] = []
     overrides: list[str] = []
+    # Only overlays turned checkpoints on: no file of a recipe or study, and no command line
+    overlay_checkpoints: bool = False
     plan: dict | None = None
 
 
@@ -171,6 +174,9 @@ def load(
         own = []  # the file has all keys of the recipe that it was made of
     unread = find_unread_keys(own, overlay_layers, command_line, compared)
     config = validate(keys, extensions, unread)
+    by_user = command_line if before.overlay_checkpoints else merge_layers([*files, command_line])
+    is_asked = CHECKPOINTS in by_user and by_user[CHECKPOINTS].value
+    made.overlay_checkpoints = config.checkpoint.enable and not is_asked
     config.job.description = head.description
     recipe = Recipe(head.name, head.description, config, extensions, made)
     if made.plan and made.plan.get("recipe") != recipe.digest:

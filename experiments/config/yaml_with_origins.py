@@ -19,6 +19,8 @@ from models.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
 FEW = 16
+# How keys end whose values the command line takes letter by letter
+LITERAL = ("_path", "_dir", "data.text_column", "data.end_of_text")
 LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 
 
@@ -57,6 +59,9 @@ def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
 
 # ---- read and write ----
 
+MOST_BYTES = 200_000  # of a file: a resolved recipe has 3,000
+MOST_VALUES = 50_000  # of a file, each alias counted as what it stands for
+DEEPEST = 40  # section in a section
 _TAGS = "tag:yaml.org,2002:"  # before the name of each of YAML's types
 
 
@@ -82,7 +87,8 @@ def read_file(path: Path) -> Keys:
     """Read a file. Raises `InputError`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
-        text = path.read_text("utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read: {error}") from error
     keys = _parse(text, "", lambda line: f"{name}:{line}")
@@ -92,11 +98,17 @@ def read_file(path: Path) -> Keys:
 
 
 def read_override(override: str) -> Keys:
-    """Read `key.path=value` from the command line. Raises `InputError`."""
+    """Read `key.path=value` from the command line. Raises `InputError`.
+
+    The value is YAML. Names of files, columns and tokens are taken as they stand, unless they are
+    quoted, empty or null: to YAML, `[a]/b` would be no text, and `a #1` only `a`.
+    """
     origin = f"command line: {override}"
     path, equals, text = override.partition("=")
     if not equals or not all(path.split(".")):
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
+    if path.endswith(LITERAL) and not text.startswith(('"', "'")) and text not in ("", "null"):
+        text = json.dumps(text, ensure_ascii=False)
     return _parse(text, path, lambda line: origin)
 
 
@@ -123,9 +135,8 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
             json.dumps(keys[path].value)  # which is how pydantic takes it
 
     try:
-        loader = _Loader(text)
-        nothing = yaml.ScalarNode(f"{_TAGS}null", "")
-        take(loader.get_single_node() or nothing, path, 1)
+        loader, node = _compose(text, _Loader)
+        take(node or yaml.ScalarNode(f"{_TAGS}null", ""), path, 1)
     except Exception as error:  # PyYAML raises what int() and float() do, and others
         mark = getattr(error, "problem_mark", None)
         last = next(reversed(keys.values())).origin if keys else origin_of(1)
@@ -134,6 +145,63 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
             f"{origin_of(mark.line + 1) if mark else last}: YAML error: {reason}"
         ) from error
     return keys
+
+
+def _compose(text: str | bytes, kind: type) -> tuple[Any, yaml.Node | None]:
+    """Read a YAML document of bounded size into nodes; return its loader and the first node.
+
+    Raises ValueError and YAMLError.
+    """
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"the text is longer than {MOST_BYTES:,} bytes")
+    loader = kind(text)
+    node = loader.get_single_node()
+    if node and _count_values(node, {}) > MOST_VALUES:
+        raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    return loader, node
+
+
+def _count_values(node: yaml.Node, counts: dict[int, int], depth: int = 0) -> int:
+    """Count the values below a node, with an alias for each place of its own.
+
+    `counts` has the nodes that were counted, and 0 for those around this one. Raises ValueError.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"sections are nested more than {DEEPEST} deep")
+    if counts.get(id(node)) == 0:
+        raise ValueError("an alias stands for what it is in")
+    if id(node) not in counts:
+        counts[id(node)] = 0
+        below = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            below = itertools.chain.from_iterable(below)
+        counts[id(node)] = 1 + sum(_count_values(each, counts, depth + 1) for each in below)
+    return counts[id(node)]
+
+
+def load_sections(content: bytes) -> dict[str, Any]:
+    """Read YAML without origins, in a tenth of the time: sections of plain values.
+
+    Raises ValueError and YAMLError.
+    """
+    loader, node = _compose(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    sections = loader.construct_document(node) if node else None
+    if not isinstance(sections, dict) or not _is_plain(sections):
+        raise ValueError("not sections of numbers, texts and lists")
+    return sections
+
+
+def _is_plain(value: object) -> bool:
+    """Tell numbers, texts, and lists and sections of them from other values."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    if isinstance(value, str):
+        return value.isascii() or value.encode(errors="replace").decode() == value
+    return value is None or isinstance(value, float)
 
 
 def dump(data: dict) -> str:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from experiments.records.files import AGAIN, full_disk
 from models import gpus
 from models.errors import REINSTALL, InputError
 
@@ -145,10 +146,10 @@ def check_alone() -> None:
         )
 
 
-def log_to(file: Path | None) -> None:
+def log_to(file: Path | None, lines: logging.Filter | None = None) -> None:
     """Send the log to a file and to the screen; without a file, only warnings to the screen.
 
-    Raises OSError.
+    `lines` chooses and corrects the lines. Raises OSError.
     """
     screen = logging.StreamHandler(sys.stdout)
     handlers = [screen]
@@ -156,6 +157,8 @@ def log_to(file: Path | None) -> None:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     else:
         screen.setLevel(logging.WARNING)
+    for handler in handlers if lines else ():
+        handler.addFilter(lines)
     line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
     logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
     logging.captureWarnings(True)
@@ -250,7 +253,8 @@ def code_of(command: Callable[[], int]) -> int:
     except OSError as error:
         # a library's may have a text alone
         where, what = error.filename or "the system", error.strerror or error
-        sentence = f"{where}: {what}: mend that, or choose another"
+        full = full_disk(error, [Path()])
+        sentence = f"{full}: {AGAIN}" if full else f"{where}: {what}: mend that, or choose another"
     except ImportError as error:  # files are gone, as on a scratch file system that is cleaned
         if (error.name or "").partition(".")[0] in OWN_PACKAGES:
             raise

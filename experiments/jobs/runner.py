@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from experiments.jobs.command import (
@@ -29,11 +30,20 @@ from experiments.jobs.command import (
     Stop,
 )
 from experiments.records.files import write_whole
-from experiments.records.run import LOG, RECIPE, last_interval, last_step
+from experiments.records.run import (
+    LOG,
+    MANIFEST,
+    RECIPE,
+    Manifest,
+    RecordError,
+    last_interval,
+    last_step,
+)
 
-# Variables of cache folders, but for those that the user has set. This is looked at before torch is
-# imported, which sets one by itself.
-COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} - os.environ.keys()
+CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+# Those that the user has not set. This is looked at before torch is imported, which sets one by
+# itself.
+COMPILE_CACHES = CACHE_VARIABLES - os.environ.keys()
 COMMAND = "experiments.run"
 LINE_EVERY_S = 10
 GRACE_S = 30  # from a second Ctrl-C to the killing of what is deaf to it
@@ -58,6 +68,7 @@ class Job:
     before: int = 0  # the last step on record when the study began
     code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
     process: subprocess.Popen | None = None
+    started: datetime | None = None  # until the run has put the beginning of its process on record
     gpus: list[str | None] = field(default_factory=list)
     caches: tempfile.TemporaryDirectory | None = None
 
@@ -85,6 +96,7 @@ class Job:
             variables |= {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 # A session of its own: this process passes a terminal's Ctrl-C on
+                self.started = datetime.now(UTC)
                 self.process = subprocess.Popen(
                     [*near, sys.executable, "-m", COMMAND, str(self.directory)],
                     env=os.environ | variables,
@@ -105,6 +117,7 @@ class Job:
         Returns whether it has ended.
         """
         self.before = min(self.before, self.step)  # without checkpoints a run begins again at 0
+        self._say_beginning()
         code = self.process.poll()
         if code is None:
             return False
@@ -121,6 +134,17 @@ class Job:
             outcome += ": " + next(filter(None, reversed(lines)), f"see {log}")
         self.say(outcome)
         return True
+
+    def _say_beginning(self) -> None:
+        """Say once what the run's manifest notes of its beginning, as damaged checkpoints."""
+        if not self.started:
+            return
+        with suppress(RecordError):  # there is none yet, or the run says what is wrong with it
+            manifest = Manifest.read(self.directory / MANIFEST)
+            if manifest.start >= self.started:
+                self.started = None
+                for note in manifest.notes:
+                    self.say(note)
 
     def show(self, left_s: float) -> None:
         """Say how far the run is, and how many seconds are left for all of them."""
@@ -199,7 +223,15 @@ def _send(runs: list[Job], request: signal.Signals) -> None:
             run.process.send_signal(request)
 
 
-# ---- GPUs ----
+# ---- folders and GPUs ----
+
+
+def compile_folders() -> list[str]:
+    """List the folders that runs compile into: the user's, and that of temporary files for each
+    variable that the user has not set."""
+    named = (CACHE_VARIABLES - COMPILE_CACHES) & os.environ.keys()
+    chosen = [os.environ[name] for name in named]
+    return [*chosen, tempfile.gettempdir()] if COMPILE_CACHES else chosen
 
 
 def gpus() -> list[str | None]:
@@ -211,7 +243,9 @@ def gpus() -> list[str | None]:
 
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(index) for index in range(count)]
+    names = [str(index) for index in range(count)]
+    if visible:
+        names = [name.strip() for name in visible.split(",")]
     return names[:count] or [None]
 
 

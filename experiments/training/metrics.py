@@ -83,6 +83,7 @@ class Meter:
         `combine` adds up values of a run's processes; `folder` is that of the records."""
         self.plan, self.processor, self.combine, self.folder = plan, processor, combine, folder
         self._empty()
+        self.retries_so_far = device.allocator_retries()
         self.stopwatch = device.Stopwatch()  # a lap is a step
 
     def _empty(self) -> None:
@@ -90,6 +91,7 @@ class Meter:
         self.losses: list[torch.Tensor] = []  # this process's part of each step's, on the device
         self.valid_tokens = 0.0  # of the run
         self.not_steady: list[int] = []
+        self.retries: list[int] = []  # of the allocator in each step
 
     def end_step(self, step: int, loss: torch.Tensor, valid_tokens: float, steady: bool) -> None:
         """Note when a step ended, and what it did."""
@@ -98,6 +100,8 @@ class Meter:
         self.valid_tokens += valid_tokens
         if not steady:
             self.not_steady.append(step)
+        before, self.retries_so_far = self.retries_so_far, device.allocator_retries()
+        self.retries.append(self.retries_so_far - before)
 
     def close(self, step: int, grad_norm: float, lr: float, in_fp8: float) -> LogInterval:
         """Record the interval up to `step`; `in_fp8`: FLOPs of a token.
@@ -108,6 +112,8 @@ class Meter:
         step_s = self.stopwatch.read()
         waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
         memory = self.processor.device_memory_monitor.get_peak_stats()
+        retries = self.combine(torch.tensor(self.retries), "max").tolist()
+        first = step - len(retries) + 1
         seconds = sum(step_s)
         tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device
         interval = LogInterval(
@@ -122,6 +128,7 @@ class Meter:
             step_s=step_s,
             data_wait_s=[round(s, 6) for s in waits.tolist()],
             not_steady=self.not_steady,
+            allocator_retries=[at for at, count in enumerate(retries, first) if count],
             peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )

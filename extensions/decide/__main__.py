@@ -28,23 +28,26 @@ import json
 import re
 
 from experiments.jobs.command import COMPLETED, CommandLine, leave
-from extensions.decide.answer import FORMATS, answer_old_gpu, estimate
+from extensions.decide.answer import FORMAT_NAMES, answer_old_gpu, estimate
 from extensions.decide.model import FAMILIES, MODELS, read_model
 from extensions.decide.training import Training, block_weights, choose_recompute
 from models import gpus
+from models.flops import count
 
-PARALLEL = (
+PARALLEL_REFUSAL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
     "out --tensor-parallel, and measure"
 )
-LAYERS = ["wq", "wk", "wv", "wo", "w1", "w2", "w3"]
-RANGE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
-PAIR = "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}: {source}"
-MEMORY = (
+BLOCK_LAYERS = ["wq", "wk", "wv", "wo", "w1", "w2", "w3"]
+RANGE_LINE = "{:<12}{:<12}{:,.2f} ({:,.2f} to {:,.2f})"
+PAIR_LINE = (
+    "nearest     {name}: {model} on {gpu}, {stack}, {scaling} {speed_up:.2f}{figures}: {source}"
+)
+MEMORY_LINE = (
     "memory_gib  {memory_gib} of {gpu_memory_gib}: parameters, gradients and both moments of AdamW "
     "in bf16, 8 bytes a parameter"
 )
-POWERS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+POWER_LETTERS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -73,14 +76,14 @@ def make_parser() -> CommandLine:
     add("model", nargs="*")
     add("--list", action="store_true")
     add("--gpu", type=gpu_name)
-    for flag, default in (("--gpus", 1), ("--batch", 1), ("--seq-len", 4096)):
-        add(flag, type=whole_number, default=default)
-    for flag in ("--steps", "--tokens", "--price"):
-        add(flag, type=number, default=0)
-    add("--format", choices=FORMATS, default="fp8")
+    for option_name, default_value in (("--gpus", 1), ("--batch", 1), ("--seq-len", 4096)):
+        add(option_name, type=whole_number, default=default_value)
+    for option_name in ("--steps", "--tokens", "--price"):
+        add(option_name, type=number, default=0)
+    add("--format", choices=FORMAT_NAMES, default="fp8")
     # Without it, the first of the two that fits
     add("--recompute", choices=["none", "full"], nargs=1, default=["none", "full"])
-    add("--freeze", nargs="+", default=[], choices=LAYERS)
+    add("--freeze", nargs="+", default=[], choices=BLOCK_LAYERS)
     add("--tensor-parallel")
     add("--json", action="store_true")
     return parser
@@ -93,38 +96,42 @@ def check_arguments(parser: CommandLine, args: argparse.Namespace) -> None:
     if args.gpu is None:
         parser.error("no GPU is named: give --gpu, e.g. --gpu h100; --list has names")
     if args.tensor_parallel:
-        parser.error(PARALLEL)
+        parser.error(PARALLEL_REFUSAL)
     if args.steps and args.tokens:
         parser.error("--steps and --tokens are two ways to say how long it trains: give one")
 
 
-def gpu_name(text: str) -> str:
+def gpu_name(option_text: str) -> str:
     """Read `--gpu`: the key of a GPU, or the name of one without FP8 units. Raises
     ArgumentTypeError."""
-    key = gpus.find(text)
-    if key is None and gpus.old_chip(text) is None:
-        raise argparse.ArgumentTypeError(f"{gpus.explain_unknown(text)}; --list has all names")
-    return key or text
+    gpu_key = gpus.find(option_text)
+    if gpu_key is None and gpus.old_chip(option_text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{gpus.explain_unknown(option_text)} (--list has all names)"
+        )
+    return gpu_key or option_text
 
 
-def number(text: str) -> float:
+def number(option_text: str) -> float:
     """Read `300`, `100k` or `1.5T`, more than 0. Raises ArgumentTypeError."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?(?:e\d{1,2})?)([kmbt]?)", text.lower())
-    value = float(match[1]) * POWERS[match[2]] if match else 0
-    if not 0 < value < 1e18:
+    number_match = re.fullmatch(
+        r"(\d{1,18}(?:\.\d{1,18})?(?:e\d{1,2})?)([kmbt]?)", option_text.lower()
+    )
+    number_value = float(number_match[1]) * POWER_LETTERS[number_match[2]] if number_match else 0
+    if not 0 < number_value < 1e18:
         raise argparse.ArgumentTypeError(
-            f"expected a number above 0, as 300, 100k or 1.5T, got {text:.40}"
+            f"expected a number above 0, as 300, 100k or 1.5T, got {option_text:.40}"
         )
-    return value
+    return number_value
 
 
-def whole_number(text: str) -> int:
+def whole_number(option_text: str) -> int:
     """Read a whole number above 0. Raises ArgumentTypeError."""
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
+    if not re.fullmatch(r"[0-9]{1,9}", option_text) or int(option_text) == 0:
         raise argparse.ArgumentTypeError(
-            f"expected a whole number above 0 in digits, as 8192, got {text:.40}"
+            f"expected a whole number above 0 in digits, as 8192, got {option_text:.40}"
         )
-    return int(text)
+    return int(option_text)
 
 
 # ---- answer ----
@@ -134,12 +141,14 @@ def answer_arguments(args: argparse.Namespace) -> dict:
     """Answer what is asked. Raises InputError."""
     model = read_model(args.model)
     if args.gpu not in gpus.GPUS:
-        return answer_old_gpu(args.gpu)
-    frozen = 0
+        return answer_old_gpu(args.gpu, args.format)
+    frozen_weights = 0
     if args.freeze and model.sizes:
-        weights = block_weights(model.sizes)
-        frozen = sum(weights[name] for name in weights if name.endswith(tuple(args.freeze)))
-    asked, needed = choose_recompute(
+        layer_weights = block_weights(model.sizes)
+        frozen_weights = sum(
+            layer_weights[name] for name in layer_weights if name.endswith(tuple(args.freeze))
+        )
+    training, memory_bytes = choose_recompute(
         Training(
             model=model,
             gpu=args.gpu,
@@ -147,28 +156,29 @@ def answer_arguments(args: argparse.Namespace) -> dict:
             batch=args.batch,
             seq_len=args.seq_len,
             recompute=args.recompute[0],
-            frozen=frozen,
+            frozen=frozen_weights,
             bf16_layers=model.bf16_layers,
         ),
         args.recompute,
     )
-    n_steps = args.steps or args.tokens / (asked.gpus * asked.step_tokens)
-    return estimate(asked, needed, n_steps, args.price, args.format)
+    n_steps = args.steps or args.tokens / (training.gpus * training.step_tokens)
+    return estimate(training, memory_bytes, n_steps, args.price, args.format)
 
 
 def print_answer(answer: dict) -> None:
     """Print what is known of an answer."""
     print(f"{answer['verdict']}: {answer['why']}")
-    if "nearest" not in answer:
-        return
+    if answer["parameters"]:
+        print(f"{'model':<12}{answer['model']}, {count(answer['parameters'])} parameters")
     if answer["memory_gib"]:
-        print(MEMORY.format(**answer))
-    for name in ("recompute", "fitted_to"):
-        print(f"{name:<12}{answer[name]}")
-    print(f"{'outside':<12}{', '.join(answer['outside']) or 'nothing'}")
+        print(MEMORY_LINE.format(**answer))
+    if answer["fitted_to"]:
+        print(f"{'recompute':<12}{answer['recompute']}")
+        print(f"{'fitted_to':<12}{answer['fitted_to']}")
+        print(f"{'outside':<12}{', '.join(answer['outside']) or 'nothing'}")
     print_ranges(answer)
     for pair in answer["nearest"]:
-        print(PAIR.format(**pair))
+        print(PAIR_LINE.format(**pair))
     if answer["loss"]:
         print(f"{'loss':<12}{answer['loss']}")
     for note in answer["notes"]:
@@ -179,24 +189,24 @@ def print_answer(answer: dict) -> None:
 
 def print_ranges(answer: dict) -> None:
     """Print the numbers that have a range."""
-    for name in ("speedup", "step_s", "hours", "cost"):
-        for recipe, numbers in (answer[name] or {}).items():
-            if numbers:
-                print(RANGE.format(name, recipe, *numbers))
+    for field_name in ("speedup", "step_s", "hours", "cost"):
+        for recipe_name, value_range in (answer[field_name] or {}).items():
+            if value_range:
+                print(RANGE_LINE.format(field_name, recipe_name, *value_range))
 
 
 def print_names() -> None:
     """Print the names of models, families and GPUs."""
     print("Models, in any spelling; sizes such as n_layers=16 change them:")
-    for name in [*MODELS["models"], *MODELS["other_experts"]]:
-        print(f"  {name}")
+    for model_name in [*MODELS["models"], *MODELS["other_experts"]]:
+        print(f"  {model_name}")
     print("Families, by the model_type of a config.json:")
     print(f"  {', '.join([*FAMILIES['gated'], *FAMILIES['ungated'], *FAMILIES['experts']])}")
     print("GPUs, by any name that a driver, a cloud or a shop gives them:")
-    for key, gpu in gpus.GPUS.items():
-        rates = f"{gpu.bf16 / 1e12:,.0f} TFLOP/s in bf16" if gpu.bf16 else "no rates published"
-        units = "" if gpu.has_fp8_units else ", no FP8 units"
-        print(f"  {key:<20} {gpu.chip}, {gpu.memory / 1e9:.0f} GB, {rates}{units}")
+    for gpu_key, gpu in gpus.GPUS.items():
+        rate_text = f"{gpu.bf16 / 1e12:,.0f} TFLOP/s in bf16" if gpu.bf16 else "no rates published"
+        unit_text = "" if gpu.has_fp8_units else ", no FP8 units"
+        print(f"  {gpu_key:<20} {gpu.chip}, {gpu.memory / 1e9:.0f} GB, {rate_text}{unit_text}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Read a model from what people type: a name, a folder or config.json, a recipe, or sizes."""
 
 import difflib
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ MODELS = read("models.yaml")
 FAMILIES = read("families.yaml")
 TYPED_SIZES = ["dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"]
 NECESSARY_SIZES = ["dim", "n_layers", "n_heads", "hidden_dim", "vocab_size"]
-LARGEST = 1e8  # layers times the largest size
+LARGEST_PRODUCT = 1e8  # layers times the largest size
 HEAD = frozenset({"output"})  # the recipes' filter
 # Tokens of a name that leave the sizes as they are: tuning, quantization, context, dates, revisions
 _TUNING = (
@@ -26,6 +27,9 @@ _TUNING = (
     r"gguf|mlx|awq|gptq|bnb|fp8|bf16|fp16|int[48]|[48]bit|quantized|dpo|sft|rl|rlhf|deduped|\d+k|"
     r"v0?[01]([.]\d+)?|(0[1-9]|1[0-2])[0-3]\d|2[3-6](0[1-9]|1[0-2])"
 )
+_SIZE = r"(\d+x)?[\d.]+[bm]"  # 8b, 8x7b, 135m
+N_PROPOSED = 12  # names, in a question
+TYING_KEYS = {"tie_word_embeddings"}  # which a model of text and images has outside of text_config
 # Keys of a config.json that only other software than transformers writes
 _FOREIGN_KEYS = ("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_ratio", "mlp_hidden_size")
 
@@ -37,6 +41,7 @@ class Model:
     sizes: Sizes | None  # None for a mixture of experts whose sizes are not known
     parameters: float
     bf16_layers: frozenset[str] = HEAD  # linear layers that a recipe's filters keep in bf16
+    name: str = "these sizes"
     recipe: str | None = None  # its name, if it can be compared in a study
     note: str = ""  # what is not asked about
 
@@ -46,282 +51,351 @@ class Model:
         return self.sizes is None or isinstance(self.sizes, ExpertSizes)
 
 
-def read_model(words: list[str]) -> Model:
+def read_model(typed_words: list[str]) -> Model:
     """Read a model's name, and sizes that change it or stand alone. Raises InputError."""
-    names = [word for word in words if "=" not in word]
-    typed = read_typed_sizes([word for word in words if "=" in word])
-    if len(names) > 1:
+    model_names = [word for word in typed_words if "=" not in word]
+    size_words = [word for word in typed_words if "=" in word]
+    typed_sizes = read_typed_sizes(size_words)
+    if len(model_names) > 1:
         raise InputError(
-            f"{len(names)} models are named, {' and '.join(names)}: name one; options begin with "
-            "--, and sizes are written as n_layers=16"
+            f"{len(model_names)} models are named, {' and '.join(model_names)}: name one; options "
+            "begin with --, and sizes are written as n_layers=16"
         )
-    if not names:
-        sizes = make_sizes(typed, "the sizes")
-        return Model(sizes, sizes.parameters())
-    [name] = names
-    if name.endswith(".yaml") or name in yaml_files(recipes.RECIPES):
-        return read_recipe(name, typed)
-    if os.path.isdir(name) or name.endswith(".json"):
-        return read_config(name, typed)
-    key = find_name(name)
-    if key in MODELS["other_experts"]:
-        if typed:
-            raise InputError(f"the sizes of {key} are not known here, so none can be changed")
-        return Model(None, MODELS["other_experts"][key] * 1e9)
-    sizes = make_sizes(known_sizes(key) | typed, key)
-    return Model(sizes, sizes.parameters())
+    if not model_names:
+        model_sizes = make_sizes(typed_sizes, " ".join(size_words) or "no model")
+        return Model(model_sizes, model_sizes.parameters())
+    [model_name] = model_names
+    if model_name.endswith(".yaml") or model_name in yaml_files(recipes.RECIPES):
+        return read_recipe(model_name, typed_sizes)
+    if os.path.isdir(model_name) or model_name.endswith(".json"):
+        return read_config(model_name, typed_sizes)
+    model_key = find_name(model_name)
+    if model_key in MODELS["other_experts"]:
+        if typed_sizes:
+            raise InputError(f"the sizes of {model_key} are not known here, so none can be changed")
+        return Model(None, MODELS["other_experts"][model_key] * 1e9, name=model_key)
+    model_sizes = make_sizes(known_sizes(model_key) | typed_sizes, model_key)
+    return Model(model_sizes, model_sizes.parameters(), name=" ".join([model_key, *size_words]))
 
 
-def sizes(words: list[str]) -> Sizes:
+def sizes(typed_words: list[str]) -> Sizes:
     """Give the sizes of `read_model`. Raises InputError, also if they are not known."""
-    model = read_model(words)
+    model = read_model(typed_words)
     if model.sizes is None:
-        raise InputError(f"the sizes of {words[0]} are not known here")
+        raise InputError(f"the sizes of {typed_words[0]} are not known here")
     return model.sizes
 
 
 # ---- sizes ----
 
 
-def read_typed_sizes(words: list[str]) -> dict[str, int]:
+def read_typed_sizes(size_words: list[str]) -> dict[str, int]:
     """Read `n_layers=16` and the like. Raises InputError."""
-    typed = {}
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in TYPED_SIZES:
-            near = did_you_mean(name, TYPED_SIZES) or f"; sizes are {', '.join(TYPED_SIZES)}"
-            raise InputError(f"{word}: {name or 'nothing'} is not a size of a model{near}")
-        if not re.fullmatch(r"[0-9]{1,12}", value) or int(value) == 0:
-            raise InputError(f"{word}: expected a whole number above 0, as {name}=64")
-        typed[name] = int(value)
-    return typed
+    typed_sizes = {}
+    for size_word in size_words:
+        size_name, _, size_value = size_word.partition("=")
+        if size_name not in TYPED_SIZES:
+            near_names = (
+                did_you_mean(size_name, TYPED_SIZES) or f"; sizes are {', '.join(TYPED_SIZES)}"
+            )
+            raise InputError(f"{size_word}: {size_name!r} is not a size of a model{near_names}")
+        if not re.fullmatch(r"[0-9]{1,12}", size_value) or int(size_value) == 0:
+            raise InputError(f"{size_word}: expected a whole number above 0, as {size_name}=64")
+        typed_sizes[size_name] = int(size_value)
+    return typed_sizes
 
 
-def make_sizes(known: dict, owner: str) -> Sizes:
-    """Make sizes of what is known of them; `owner` has them. Raises InputError."""
-    missing = [name for name in NECESSARY_SIZES if not known.get(name)]
-    if missing:
+def make_sizes(size_values: dict, size_owner: str) -> Sizes:
+    """Make sizes of what is known of them; `size_owner` begins a sentence. Raises InputError."""
+    missing_sizes = [name for name in NECESSARY_SIZES if not size_values.get(name)]
+    if missing_sizes:
+        added_words = " ".join(f"{name}=" for name in missing_sizes)
         raise InputError(
-            f"{owner}: {' and '.join(missing)} missing: give a model's name, or "
-            f"{' '.join(f'{name}=' for name in missing)} too"
+            f"{size_owner}: {', '.join(missing_sizes)} missing: add {added_words}, or begin with a "
+            "model's name"
         )
-    known = {name: value for name, value in known.items() if value is not None}
-    dim, n_heads = known["dim"], known["n_heads"]
-    if "head_dim" not in known and dim % n_heads:
-        raise InputError(f"{owner}: n_heads ({n_heads}) must divide dim ({dim}), or give head_dim=")
-    known = {"n_kv_heads": n_heads, "head_dim": dim // n_heads} | known
-    if (
-        max(value for value in known.values() if isinstance(value, int)) * known["n_layers"]
-        > LARGEST
-    ):
-        raise InputError(f"{owner}: layers times the largest size must be below 100 million")
-    sizes_class = choose_class(known)
-    names = {field.name for field in fields(sizes_class)}
-    made = sizes_class(**{name: value for name, value in known.items() if name in names})
-    unfit = explain_unfit_heads(made)
-    if unfit:
-        raise InputError(f"{owner}: {unfit}")
-    return made
+    size_values = {name: value for name, value in size_values.items() if value is not None}
+    dim, n_heads = size_values["dim"], size_values["n_heads"]
+    if "head_dim" not in size_values and dim % n_heads:
+        raise InputError(
+            f"{size_owner}: n_heads ({n_heads}) must divide dim ({dim}), or give head_dim="
+        )
+    size_values = {"n_kv_heads": n_heads, "head_dim": dim // n_heads} | size_values
+    largest_size = max(value for value in size_values.values() if isinstance(value, int))
+    if largest_size * size_values["n_layers"] > LARGEST_PRODUCT:
+        raise InputError(f"{size_owner}: layers times the largest size must be below 100 million")
+    sizes_class = choose_class(size_values)
+    field_names = {field.name for field in fields(sizes_class)}
+    model_sizes = sizes_class(**{name: size_values[name] for name in field_names & {*size_values}})
+    unfit_heads = explain_unfit_heads(model_sizes)
+    if unfit_heads:
+        raise InputError(f"{size_owner}: {unfit_heads}")
+    return model_sizes
 
 
-def choose_class(known: dict) -> type[Sizes]:
+def choose_class(size_values: dict) -> type[Sizes]:
     """Choose the class for sizes, by what is known of them."""
-    if known.get("n_experts"):
+    if size_values.get("n_experts"):
         return ExpertSizes
-    if known.get("family") in FAMILIES["ungated"]:
+    if size_values.get("family") in FAMILIES["ungated"]:
         return UngatedSizes
     return Sizes
 
 
-def family_defaults(family: str) -> dict | None:
+def family_defaults(family_name: str) -> dict | None:
     """Give the sizes that a family's config.json may leave unsaid; None for an unknown family."""
-    for kind in ("gated", "ungated", "experts"):
-        if family in FAMILIES[kind]:
-            return FAMILIES[kind][family] | {"family": family}
+    for family_kind in ("gated", "ungated", "experts"):
+        if family_name in FAMILIES[family_kind]:
+            return FAMILIES[family_kind][family_name] | {"family": family_name}
     return None
 
 
 # ---- a name ----
 
 
-def known_sizes(key: str) -> dict:
+def known_sizes(model_key: str) -> dict:
     """Give the sizes of a model of models.yaml."""
-    entry = MODELS["models"][key]
-    defaults = family_defaults(entry["family"])
-    flags = {name: value for name, value in defaults.items() if isinstance(value, bool)}
-    return flags | entry
+    model_entry = MODELS["models"][model_key]
+    family_sizes = family_defaults(model_entry["family"])
+    family_flags = {name: value for name, value in family_sizes.items() if isinstance(value, bool)}
+    return family_flags | model_entry
 
 
-def find_name(name: str) -> str:
+def find_name(typed_name: str) -> str:
     """Find the name in models.yaml of a model that people write in other ways. Raises
     InputError."""
-    short, known = shorten_name(name), short_names()
-    if short in known:
-        return known[short]
-    ends = [key for other, key in known.items() if short and other.startswith(short)]
-    ends = ends or [key for other, key in known.items() if short and other.endswith(short)]
-    near = ends or [known[other] for other in difflib.get_close_matches(short, known, 4, 0.6)]
-    near = [*dict.fromkeys(near)][:12]
-    if ends:
-        help_ = f": which of {', '.join(near)}?" if len(near) > 1 else f": did you mean {near[0]}?"
-    elif near:
-        help_ = f": did you mean {' or '.join(near)}?"
+    name_tokens, key_by_name = split_name(typed_name), short_names()
+    short_name = "".join(name_tokens)
+    if short_name in key_by_name:
+        return key_by_name[short_name]
+    # a fine-tuned model: the known one's name, with its size, and words after it
+    for token_end in range(len(name_tokens) - 1, 0, -1):
+        model_key = key_by_name.get("".join(name_tokens[:token_end]))
+        rest_has_size = any(re.fullmatch(_SIZE, token) for token in name_tokens[token_end:])
+        has_size = re.fullmatch(_SIZE, name_tokens[token_end - 1]) and not rest_has_size
+        if model_key and (has_size or model_key in MODELS["other_experts"]):
+            return model_key
+    longer_keys = {
+        key
+        for key in key_by_name.values()
+        if short_name in itertools.accumulate(split_name(key))
+        and not re.fullmatch(_SIZE, short_name)
+    }
+    if len(longer_keys) == 1:
+        return longer_keys.pop()
+    raise InputError(explain_unknown_name(typed_name, short_name))
+
+
+def explain_unknown_name(typed_name: str, short_name: str) -> str:
+    """Say in a sentence which models may be meant by a name."""
+    key_by_name = short_names()
+    near_keys = [key for key in key_by_name.values() if short_name and has_part(key, short_name)]
+    if near_keys:
+        near_keys = [*dict.fromkeys(near_keys)]
+        more_text = " …" if len(near_keys) > N_PROPOSED else ""
+        question_word = "which of" if len(near_keys) > 1 else "did you mean"
+        proposed_text = f": {question_word} {', '.join(near_keys[:N_PROPOSED])}{more_text}?"
     else:
-        help_ = ": give the folder of its config.json, or its sizes (dim=4096 n_layers=32 …)"
-    raise InputError(f"{name!r:.80} is not a model known here{help_} --list has all names")
+        near_keys = [
+            key_by_name[other]
+            for other in difflib.get_close_matches(short_name, key_by_name, 4, 0.6)
+        ]
+        proposed_text = f": did you mean {' or '.join(dict.fromkeys(near_keys))}?"
+    if not near_keys:
+        proposed_text = (
+            ": give the folder of its config.json, or its sizes (dim=4096 n_layers=32 …)"
+        )
+    return f"{typed_name!r:.80} is not a model known here{proposed_text} (--list has all names)"
 
 
-def shorten_name(name: str) -> str:
-    """Write a model's name without its owner, separators, and what leaves its sizes as they are.
+def has_part(model_key: str, short_name: str) -> bool:
+    """Return true if a name begins or ends with a shorter one, and not within a number."""
+    name_tokens = split_name(model_key)
+    token_ends = [*itertools.accumulate(name_tokens)]
+    whole_name = token_ends[-1]
+    if short_name in token_ends or name_tokens[-1] == short_name:
+        return True
+    return whole_name.startswith(short_name) and not re.match(
+        r"\d\d", whole_name[len(short_name) - 1 :]
+    )
 
-    `meta-llama/Llama-3.1-8B-Instruct` and `llama3.1:8b-instruct-q4_K_M` are `llama3.18b`.
+
+def split_name(typed_name: str) -> list[str]:
+    """Split a model's name into words, without its owner and without what leaves its sizes as they
+    are.
+
+    `meta-llama/Llama-3.1-8B-Instruct` is llama, 3.1, 8b; `llama3.1:8b-q4_K_M` is llama3.1, 8b.
     """
-    text = re.sub(r"[-_]q\d\w*$", "", name.lower().strip().rpartition("/")[2])
-    text = re.sub(r"(?<=\d)_(?=\d)", ".", text)  # 1_6b
-    tokens = re.split(r"[-_:\s]+", text)
-    return "".join(token for token in tokens if not re.fullmatch(_TUNING, token))
+    clean_name = re.sub(r"[-_]q\d\w*$", "", typed_name.lower().strip().rpartition("/")[2])
+    clean_name = re.sub(r"(?<=\d)_(?=\d)", ".", clean_name)  # 1_6b
+    name_tokens = re.split(r"[-_:\s]+", clean_name)
+    return [token for token in name_tokens if token and not re.fullmatch(_TUNING, token)]
 
 
 @cache
 def short_names() -> dict[str, str]:
-    """Map all short names to the names of models.yaml."""
-    names = {shorten_name(key): key for key in MODELS["other_experts"]}
-    for key, entry in MODELS["models"].items():
-        for name in [key, *entry.get("also", [])]:
-            names[shorten_name(name)] = key
-    return names
+    """Map all names, without separators, to the names of models.yaml."""
+    key_by_name = {}
+    for model_key in MODELS["other_experts"]:
+        key_by_name["".join(split_name(model_key))] = model_key
+    for model_key, model_entry in MODELS["models"].items():
+        for model_name in [model_key, *model_entry.get("also", [])]:
+            key_by_name["".join(split_name(model_name))] = model_key
+    return key_by_name
 
 
 # ---- a config.json ----
 
 
-def read_config(path: str, typed: dict[str, int]) -> Model:
+def read_config(config_path: str, typed_sizes: dict[str, int]) -> Model:
     """Read a Hugging Face config.json, or Meta's params.json, or a folder with one of them.
 
     What it leaves unsaid is its family's. Raises InputError.
     """
-    if os.path.isdir(path):
-        found = [os.path.join(path, name) for name in ("config.json", "params.json")]
-        found = [name for name in found if os.path.isfile(name)]
-        if not found:
-            raise InputError(f"{path}: the folder has no config.json")
-        path = found[0]
-    config, note = read_json(path), ""
-    if isinstance(config.get("text_config"), dict):
-        tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-        config, note = tied | config["text_config"], "the text model alone, without its encoders"
-    if "model_type" not in config and "dim" in config:
-        sizes = make_sizes(params_sizes(config, path) | typed, path)
-        return Model(sizes, sizes.parameters())
-    family = config.get("model_type", "no model_type")
-    if has_unknown_experts(config):
-        if typed:
-            raise InputError(f"{path}: the sizes of {family} are not read, so none can be changed")
-        note = f"{family} is a mixture of experts whose sizes are not read: memory is not counted"
-        return Model(None, float("nan"), note=note)
-    sizes = make_sizes(config_sizes(config, path) | typed, path)
-    return Model(sizes, sizes.parameters(), note=note)
+    if os.path.isdir(config_path):
+        file_paths = [os.path.join(config_path, name) for name in ("config.json", "params.json")]
+        file_paths = [name for name in file_paths if os.path.isfile(name)]
+        if not file_paths:
+            raise InputError(f"{config_path}: the folder has no config.json")
+        config_path = file_paths[0]
+    config_values, note = read_json(config_path), ""
+    if isinstance(config_values.get("text_config"), dict):
+        whole_flags = {key: config_values[key] for key in TYING_KEYS & {*config_values}}
+        config_values = whole_flags | config_values["text_config"]
+        note = "the text model alone, without its encoders"
+    if "model_type" not in config_values and "dim" in config_values:
+        model_sizes = make_sizes(
+            params_sizes(config_values, config_path) | typed_sizes, config_path
+        )
+        return Model(model_sizes, model_sizes.parameters(), name=config_path)
+    family_name = config_values.get("model_type", "no model_type")
+    if has_unknown_experts(config_values):
+        if typed_sizes:
+            raise InputError(
+                f"{config_path}: the sizes of {family_name} are not read, so none can be changed"
+            )
+        note = (
+            f"{family_name} is a mixture of experts whose sizes are not read: memory is not counted"
+        )
+        return Model(None, float("nan"), name=config_path, note=note)
+    model_sizes = make_sizes(config_sizes(config_values, config_path) | typed_sizes, config_path)
+    return Model(model_sizes, model_sizes.parameters(), name=config_path, note=note)
 
 
-def read_json(path: str) -> dict:
+def read_json(config_path: str) -> dict:
     """Read a file as a JSON object. Raises InputError."""
     try:
-        with open(path, "rb") as file:
-            config = json.loads(file.read())
+        with open(config_path, "rb") as json_file:
+            config_values = json.loads(json_file.read())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{config_path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{path}: expected the sizes of a model, as a config.json has them")
-    return config
+        raise InputError(f"{config_path}: is not JSON: {error}") from error
+    if not isinstance(config_values, dict):
+        raise InputError(f"{config_path}: expected the sizes of a model, as a config.json has them")
+    return config_values
 
 
-def has_unknown_experts(config: dict) -> bool:
+def has_unknown_experts(config_values: dict) -> bool:
     """Return true for a mixture of experts whose family's sizes cannot be read."""
-    family = str(config.get("model_type"))
-    if family_defaults(family):
+    family_name = str(config_values.get("model_type"))
+    if family_defaults(family_name):
         return False
-    counts = [value for key, value in config.items() if "experts" in key]
-    many = any(isinstance(count, int) and count > 1 for count in counts)
-    return many or "moe" in family or family in FAMILIES["other_experts"]
+    expert_counts = [value for key, value in config_values.items() if "experts" in key]
+    has_many = any(isinstance(n, int) and n > 1 for n in expert_counts)
+    return has_many or "moe" in family_name or family_name in FAMILIES["other_experts"]
 
 
-def config_sizes(config: dict, path: str) -> dict:
+def config_sizes(config_values: dict, config_path: str) -> dict:
     """Read the sizes in a config.json. Raises InputError."""
-    family = config.get("model_type")
-    if not isinstance(family, str):
-        raise InputError(f"{path}: no model_type, which says how the model is built: add it")
-    defaults = family_defaults(family)
-    if defaults is None:
-        known = [*FAMILIES["gated"], *FAMILIES["ungated"], *FAMILIES["experts"]]
+    family_name = config_values.get("model_type")
+    if not isinstance(family_name, str):
+        raise InputError(f"{config_path}: no model_type, which says how the model is built: add it")
+    family_sizes = family_defaults(family_name)
+    if family_sizes is None:
+        known_families = [*FAMILIES["gated"], *FAMILIES["ungated"], *FAMILIES["experts"]]
+        near_names = did_you_mean(family_name, known_families) or f": {', '.join(known_families)}"
         raise InputError(
-            f"{path}: a model_type {family!r:.40} is not known, so its layers are not "
-            f"counted{did_you_mean(family, known) or ': ' + ', '.join(known)}"
+            f"{config_path}: a model_type {family_name!r:.40} is not known, so its layers are not "
+            f"counted{near_names}"
         )
-    foreign = [key for key in _FOREIGN_KEYS if key in config]
-    if foreign:
+    foreign_keys = [key for key in _FOREIGN_KEYS if key in config_values]
+    if foreign_keys:
         raise InputError(
-            f"{path}: {' and '.join(foreign)} are not keys of transformers for {family}: give the "
-            "config.json of the converted model, or its sizes (dim=4096 n_layers=32 …)"
+            f"{config_path}: {' and '.join(foreign_keys)} are not keys of transformers for "
+            f"{family_name}: give the config.json of the converted model, or its sizes (dim=4096 "
+            "n_layers=32 …)"
         )
-    sizes = dict(defaults)
-    for size, keys in FAMILIES["keys"].items():
-        for key in keys:
-            if key in config:
-                sizes[size] = check_size(config[key], f"{path}: {key}")
-    for size in ("dim", "n_layers"):
-        keys = FAMILIES["keys"][size]
-        if not any(key in config for key in keys):
-            raise InputError(f"{path}: no {' or '.join(keys)}: is it the model's config.json?")
-    if sizes.get("hidden_dim") is None:
-        sizes["hidden_dim"] = 4 * sizes["dim"]
-    sizes["hidden_dim"] = sizes.get("expert_dim") or sizes["hidden_dim"]
-    return sizes
+    size_values = dict(family_sizes)
+    for size_name, config_keys in FAMILIES["keys"].items():
+        for config_key in config_keys:
+            if config_key in config_values:
+                size_values[size_name] = check_size(
+                    config_values[config_key], f"{config_path}: {config_key}"
+                )
+    for size_name in ("dim", "n_layers"):
+        config_keys = FAMILIES["keys"][size_name]
+        if not any(key in config_values for key in config_keys):
+            raise InputError(
+                f"{config_path}: no {' or '.join(config_keys)}: is it the model's config.json?"
+            )
+    if size_values.get("hidden_dim") is None:
+        size_values["hidden_dim"] = 4 * size_values["dim"]
+    size_values["hidden_dim"] = size_values.get("expert_dim") or size_values["hidden_dim"]
+    return size_values
 
 
-def check_size(value: object, where: str) -> int | bool | None:
+def check_size(size_value: object, key_place: str) -> int | bool | None:
     """Return a size of a file: a whole number, true or false, or none. Raises InputError."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int) and value > 0:
-        return value
-    raise InputError(f"{where}: expected a whole number above 0, got {value!r:.40}")
+    if size_value is None or isinstance(size_value, bool):
+        return size_value
+    if isinstance(size_value, int) and size_value > 0:
+        return size_value
+    raise InputError(f"{key_place}: expected a whole number above 0, got {size_value!r:.40}")
 
 
-def params_sizes(config: dict, path: str) -> dict:
+def params_sizes(config_values: dict, config_path: str) -> dict:
     """Read the sizes in Meta's params.json: a Llama's width follows from dim. Raises
     InputError."""
-    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of")
-    read_sizes = {name: check_size(config.get(name), f"{path}: {name}") for name in names}
-    multiplier = config.get("ffn_dim_multiplier") or 1
-    if not isinstance(multiplier, int | float) or not 0 < multiplier < 100:
-        raise InputError(f"{path}: ffn_dim_multiplier: expected a number, got {multiplier!r:.40}")
-    multiple = read_sizes.pop("multiple_of") or 256
-    width = int(multiplier * int(8 * (read_sizes["dim"] or 0) / 3))
-    return read_sizes | {"hidden_dim": -(-width // multiple) * multiple}
+    size_names = ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "multiple_of")
+    read_sizes = {
+        name: check_size(config_values.get(name), f"{config_path}: {name}") for name in size_names
+    }
+    width_multiplier = config_values.get("ffn_dim_multiplier") or 1
+    if not isinstance(width_multiplier, int | float) or not 0 < width_multiplier < 100:
+        raise InputError(
+            f"{config_path}: ffn_dim_multiplier: expected a number, got {width_multiplier!r:.40}"
+        )
+    width_multiple = read_sizes.pop("multiple_of") or 256
+    width = int(width_multiplier * int(8 * (read_sizes["dim"] or 0) / 3))
+    return read_sizes | {"hidden_dim": -(-width // width_multiple) * width_multiple}
 
 
 # ---- a recipe ----
 
 
-def read_recipe(name: str, typed: dict[str, int]) -> Model:
+def read_recipe(recipe_name: str, typed_sizes: dict[str, int]) -> Model:
     """Read a recipe's model, and which of its layers run in FP8. Raises InputError."""
-    overrides = [f"model.sizes.{size}={value}" for size, value in typed.items()]
-    recipe = recipes.load(name, overrides=overrides)
+    size_overrides = [f"model.sizes.{name}={value}" for name, value in typed_sizes.items()]
+    recipe = recipes.load(recipe_name, overrides=size_overrides)
     from experiments.training.plan import plan  # torch: seconds, for a recipe alone
 
-    planned = plan(recipe)
-    args = planned.args
-    known = {size: getattr(args, size) for size in TYPED_SIZES}
-    known |= {"enable_weight_tying": args.enable_weight_tying, "qk_norm": bool(args.qk_norm)}
-    if getattr(args, "moe_enabled", False):
-        experts = args.moe_args
-        known |= {"n_experts": experts.num_experts, "n_active": experts.top_k}
-        known["hidden_dim"] = args.moe_inter_dim
-    made = make_sizes(known, name)
+    run_plan = plan(recipe)
+    model_args = run_plan.args
+    size_values = {name: getattr(model_args, name) for name in TYPED_SIZES}
+    size_values |= {
+        "enable_weight_tying": model_args.enable_weight_tying,
+        "qk_norm": bool(model_args.qk_norm),
+    }
+    if getattr(model_args, "moe_enabled", False):
+        expert_args = model_args.moe_args
+        size_values |= {"n_experts": expert_args.num_experts, "n_active": expert_args.top_k}
+        size_values["hidden_dim"] = model_args.moe_inter_dim
+    model_sizes = make_sizes(size_values, recipe_name)
     bf16_layers = HEAD
-    if planned.fp8.layers:
-        bf16_layers = frozenset(made.linear_shapes()) - planned.fp8.layers
-    comparable = name if planned.fp8.layers and not name.endswith(".yaml") else None
-    return Model(made, made.parameters(), bf16_layers, comparable)
+    if run_plan.fp8.layers:
+        bf16_layers = frozenset(model_sizes.linear_shapes()) - run_plan.fp8.layers
+    study_recipe = (
+        recipe_name if run_plan.fp8.layers and not recipe_name.endswith(".yaml") else None
+    )
+    return Model(model_sizes, model_sizes.parameters(), bf16_layers, recipe_name, study_recipe)

@@ -11,9 +11,9 @@ class UngatedSizes(Sizes):
 
     def block_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of a block's linear layers."""
-        shapes = super().block_shapes()
-        del shapes["feed_forward.w3"]
-        return shapes
+        layer_shapes = super().block_shapes()
+        del layer_shapes["feed_forward.w3"]
+        return layer_shapes
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,29 @@ class ExpertSizes(Sizes):
 
     def block_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of a block's linear layers without its experts."""
-        shapes = super().block_shapes()
-        for name in ("w1", "w2", "w3"):
-            del shapes[f"feed_forward.{name}"]
-        return shapes | {"moe.router.gate": (self.n_experts, self.dim)}
+        layer_shapes = super().block_shapes()
+        for layer_name in ("w1", "w2", "w3"):
+            del layer_shapes[f"feed_forward.{layer_name}"]
+        return layer_shapes | {"moe.router.gate": (self.n_experts, self.dim)}
 
     def count_expert_parameters(self, n_experts: int) -> int:
         """Count the parameters of so many experts of each block, and of the shared one."""
-        width = n_experts * self.hidden_dim + self.shared_dim
-        return self.n_layers * 3 * self.dim * width
+        expert_width = n_experts * self.hidden_dim + self.shared_dim
+        return self.n_layers * 3 * self.dim * expert_width
 
     def parameters(self) -> int:
         """Count the parameters, all experts included."""
         return super().parameters() + self.count_expert_parameters(self.n_experts)
+
+    def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
+        """Count the features of a layer that are kept for a token's backward pass.
+
+        Experts stay in bf16. Each that a token meets also keeps its input, and in float32 its
+        output, for the product with the router's score.
+        """
+        one_expert = super().kept_features(recomputed, False)
+        other_widths = (self.n_active - 1) * self.hidden_dim + self.shared_dim
+        return one_expert + (4 - recomputed) * other_widths + 3 * self.n_active * self.dim
 
     def bound_speedup(self) -> float:
         """Bound FP8's speed over bf16's while experts, router and head stay in bf16.
@@ -49,8 +59,10 @@ class ExpertSizes(Sizes):
         Attention's linear layers take a share of the FLOPs of a token's linear layers, and at best
         half as long in FP8.
         """
-        *shapes, (vocab_size, dim) = self.linear_shapes().values()
-        router = self.n_layers * self.n_experts * self.dim
-        layers = sum(n * k for n, k in shapes)
-        active = layers + vocab_size * dim + self.count_expert_parameters(self.n_active)
-        return 1 / (1 - (layers - router) / active / 2)
+        *layer_shapes, (vocab_size, dim) = self.linear_shapes().values()
+        router_weights = self.n_layers * self.n_experts * self.dim
+        layer_weights = sum(n * k for n, k in layer_shapes)
+        active_weights = (
+            layer_weights + vocab_size * dim + self.count_expert_parameters(self.n_active)
+        )
+        return 1 / (1 - (layer_weights - router_weights) / active_weights / 2)

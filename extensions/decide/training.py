@@ -51,10 +51,12 @@ class Training:
         return share_of(self.sizes, self.bf16_layers)
 
 
-def share_of(sizes: flops.Sizes, layers: frozenset[str]) -> float:
+def share_of(sizes: flops.Sizes, layer_names: frozenset[str]) -> float:
     """Compute the share of the blocks' matmul FLOPs in some layers."""
-    blocks = block_weights(sizes)
-    return sum(blocks[name] for name in blocks if name in layers) / sum(blocks.values())
+    weight_counts = block_weights(sizes)
+    return sum(weight_counts[name] for name in weight_counts if name in layer_names) / sum(
+        weight_counts.values()
+    )
 
 
 def block_weights(sizes: flops.Sizes) -> dict[str, float]:
@@ -62,18 +64,18 @@ def block_weights(sizes: flops.Sizes) -> dict[str, float]:
     return {name: n * k for name, (n, k) in sizes.linear_shapes().items() if name not in HEAD}
 
 
-def choose_recompute(asked: Training, ways: list[str]) -> tuple[Training, float]:
+def choose_recompute(asked_training: Training, recompute_ways: list[str]) -> tuple[Training, float]:
     """Choose the first of the ways to recompute with which a training fits, else the last.
 
     Returns the training with it, and the bytes that bf16 training needs on each GPU; nan where the
     sizes are not known.
     """
-    for way in ways:
-        training = replace(asked, recompute=way)
-        needed = count_memory(training)
-        if needed <= GPUS[asked.gpu].memory:
+    for recompute_way in recompute_ways:
+        training = replace(asked_training, recompute=recompute_way)
+        memory_bytes = count_memory(training)
+        if memory_bytes <= GPUS[asked_training.gpu].memory:
             break
-    return training, needed
+    return training, memory_bytes
 
 
 def count_memory(training: Training) -> float:
@@ -84,14 +86,18 @@ def count_memory(training: Training) -> float:
     """
     if training.sizes is None:
         return training.parameters * BYTES_A_PARAMETER / training.gpus
-    uses = flops.memory(
+    memory_uses = flops.memory(
         training.sizes,
         training.step_tokens,
         training.gpus,
         recomputes=training.recompute == "full",
     )
-    frozen = training.frozen / training.parameters * (uses["optimizer"] + uses["gradients"])
-    return sum(uses.values()) - frozen
+    frozen_bytes = (
+        training.frozen
+        / training.parameters
+        * (memory_uses["optimizer"] + memory_uses["gradients"])
+    )
+    return sum(memory_uses.values()) - frozen_bytes
 
 
 def parts(training, bf16_layers: frozenset[str] = HEAD) -> list[float]:
@@ -106,33 +112,40 @@ def parts(training, bf16_layers: frozenset[str] = HEAD) -> list[float]:
         bf16_layers: linear layers that stay in bf16.
     """
     gpu = GPUS[training.gpu]
-    tokens = training.step_tokens
-    again = RECOMPUTED[training.recompute]
-    shapes = training.sizes.linear_shapes()
-    weights = block_weights(training.sizes)
-    fp8_layers = [name for name in shapes if name not in bf16_layers]
-    fp8_blocks = sum(weights[name] for name in fp8_layers if name in weights)
-    bf16_blocks = sum(weights.values()) - fp8_blocks
-    vocab_size, dim = shapes["output"]
-    head = vocab_size * dim
-    fp8_head = head * ("output" in fp8_layers)
-    attention = (
-        training.seq_len * flops.q_dim(training.sizes) * training.sizes.n_layers * (3.5 + again)
+    step_tokens = training.step_tokens
+    recomputed_share = RECOMPUTED[training.recompute]
+    layer_shapes = training.sizes.linear_shapes()
+    weight_counts = block_weights(training.sizes)
+    fp8_layers = [name for name in layer_shapes if name not in bf16_layers]
+    fp8_blocks = sum(weight_counts[name] for name in fp8_layers if name in weight_counts)
+    bf16_blocks = sum(weight_counts.values()) - fp8_blocks
+    vocab_size, dim = layer_shapes["output"]
+    head_weights = vocab_size * dim
+    fp8_head = head_weights * ("output" in fp8_layers)
+    attention_work = (
+        training.seq_len
+        * flops.q_dim(training.sizes)
+        * training.sizes.n_layers
+        * (3.5 + recomputed_share)
     )
     # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
-    features = float(sum(n + k for name, (n, k) in shapes.items() if name in weights))
-    moved = tokens * (4.5 * features * (1 + again / 4) + 6 * vocab_size)
-    moved += 16 * (sum(weights.values()) + 2 * head) / training.gpus  # by AdamW
-    fp8_weights = fp8_blocks * (3 + again) - training.frozen + 3 * fp8_head
-    bf16_weights = bf16_blocks * (3 + again) + 3 * (head - fp8_head)
-    cast = sum(tokens * (n + k) + n * k for n, k in (shapes[name] for name in fp8_layers))
+    layer_features = float(
+        sum(n + k for name, (n, k) in layer_shapes.items() if name in weight_counts)
+    )
+    moved_bytes = step_tokens * (4.5 * layer_features * (1 + recomputed_share / 4) + 6 * vocab_size)
+    moved_bytes += 16 * (sum(weight_counts.values()) + 2 * head_weights) / training.gpus  # by AdamW
+    fp8_weights = fp8_blocks * (3 + recomputed_share) - training.frozen + 3 * fp8_head
+    bf16_weights = bf16_blocks * (3 + recomputed_share) + 3 * (head_weights - fp8_head)
+    cast_bytes = sum(
+        step_tokens * (n + k) + n * k for n, k in (layer_shapes[name] for name in fp8_layers)
+    )
     return [
-        2 * tokens * fp8_weights / gpu.bf16,
-        2 * tokens * (bf16_weights + attention) / gpu.bf16 + moved / gpu.bandwidth,
-        cast / gpu.bandwidth,
+        2 * step_tokens * fp8_weights / gpu.bf16,
+        2 * step_tokens * (bf16_weights + attention_work) / gpu.bf16 + moved_bytes / gpu.bandwidth,
+        cast_bytes / gpu.bandwidth,
     ]
 
 
-def step_seconds(training: Training, factors: list) -> np.ndarray:
+def step_seconds(training: Training, step_factors: list) -> np.ndarray:
     """Predict the seconds of a step: (recipe, [value, low, high]); `factors` of fitted.yaml."""
-    return np.matmul(factors, parts(training, training.bf16_layers))
+    return np.matmul(step_factors, parts(training, training.bf16_layers))

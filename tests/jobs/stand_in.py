@@ -34,6 +34,7 @@ def main() -> int:
         "seed": keys["debug"]["seed"],
         "steps": steps,
         "start": datetime.now(UTC).isoformat(),
+        "notes": ["there is no whole checkpoint"],
         "hardware": {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")},
     }
     (out / "caches").write_text(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))

@@ -14,7 +14,6 @@ from experiments.config import recipes
 from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
 from experiments.records.run import RECIPE
-from experiments.training import machine
 from models import device
 from tests.make_runs import write_run
 
@@ -94,15 +93,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
     monkeypatch.setattr(device, "memory_bytes", lambda: 144 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-
-
-@pytest.mark.parametrize(
-    ("gib", "overlay"), [(79, "no_recompute"), (65, "full_recompute"), (11, "llama_1b_1024")]
-)
-def test_size_follows_the_machines_free_memory(gib, overlay, gpu, monkeypatch):
-    monkeypatch.setattr(machine, "free_bytes", lambda: gib * 2**30)
-    overlays, why = machine.choose_size()
-    assert overlays == [overlay] and f"has {gib} GiB" in why
 
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])

@@ -49,6 +49,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed
     assert printed.rindex("started on GPU") < printed.index("completed at step 90")
+    assert printed.count("baseline_compiled seed 0: there is no whole checkpoint") == 1
 
     monkeypatch.delenv("FAILING")
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # a job's Python is not found where jobs are submitted

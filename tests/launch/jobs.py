@@ -67,6 +67,8 @@ def slurm_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if has_mounts():
             patch.setenv("PYTHON", sys.executable)
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+        patch.setenv("PORT", str(17017 + 10 * int(worker.removeprefix("gw"))))
         try:
             up = subprocess.run([SLURM, "up", folder], capture_output=True, text=True, timeout=120)
             assert up.returncode == 0, up.stderr

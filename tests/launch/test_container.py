@@ -160,6 +160,22 @@ def test_an_allocation_without_slurms_other_variables(job):
     assert "sbatch --nodes=N" in refusal(job("baseline", file=NODES))
 
 
+def test_a_login_node_that_cannot_check_names_the_job_that_can(job, monkeypatch):
+    """Its Python is not the container's, for which .venv was made."""
+    monkeypatch.delenv("SLURM_JOB_ID")
+    done = job("--dry-run", "baseline", PYTHON="no-such-python")
+    assert "sbatch --time=00:10:00 launch/alps_fp8.sbatch --dry-run" in refusal(done)
+
+
+def test_a_system_whose_env_cannot_block_signals(program, monkeypatch):
+    """coreutils 8.30, of RHEL 8 and Ubuntu 20.04."""
+    program("env", "echo \"env: unrecognized option '$1'\" >&2; exit 125")
+    monkeypatch.setenv("PYTHON", SHOW)
+    monkeypatch.setenv("SCRATCH", "/tmp")
+    done = processes.run(["launch/step.sh", "experiments.study", "baseline"])
+    assert "started -m experiments.study baseline\n" in done.stdout and not done.stderr
+
+
 @in_container
 def test_a_step_has_what_the_definition_says(slurm_folder, monkeypatch):
     monkeypatch.setenv("PYTHON", SHOW)

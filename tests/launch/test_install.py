@@ -23,6 +23,7 @@ def pretend(packages: Path, name: str, version: str) -> None:
     folder = packages / f"{name}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "RECORD").touch()
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from models import device, float8
+from models import device, float8  # before torchtitan  # isort: skip
+from torchtitan.models import attention
+
 from models.architectures import InnerAttention, architectures
 
 FLAVORS = {flavor: each for each in architectures() for flavor in each.flavors}
@@ -54,6 +56,22 @@ def test_attention_backends_agree(backend):
     torch.testing.assert_close(chosen, auto, rtol=0.02, atol=0.02)  # bf16's rounding is 0.004
     chosen.sum().backward()
     assert k.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_attention_is_torchtitans(flavor):
+    """By default its list of kernels, in its order."""
+    block = on_meta(flavor, n_layers=1).layers["0"]
+    torchtitans = attention.ScaledDotProductAttentionWrapper()
+    assert block.attention.inner_attention.sdpa_backends == torchtitans.sdpa_backends
+    assert isinstance(block.attention.inner_attention, attention.ScaledDotProductAttentionWrapper)
+
+
+def test_cudnns_attention_comes_later_where_pytorchs_variable_asks_for_it(monkeypatch):
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    names = [backend.name for backend in InnerAttention("auto").sdpa_backends]
+    assert names == ["FLASH_ATTENTION", "CUDNN_ATTENTION", "MATH"]
+    assert [each.name for each in InnerAttention("cudnn").sdpa_backends] == ["CUDNN_ATTENTION"]
 
 
 # ---- which layers FP8 converts ----

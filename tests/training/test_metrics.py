@@ -1,10 +1,14 @@
 """What a run measures of itself: whether kernels came from the cache, times, and traces."""
 
+import json
 from collections import Counter
+from functools import partial
+from itertools import chain, repeat
 
 from experiments.training import metrics
 from experiments.training.metrics import compile_cache
-from tests.runs import SMALLEST, TINY
+from models import device
+from tests.runs import SMALLEST, TINY, manifest_of
 
 
 def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
@@ -23,3 +27,16 @@ def test_torchtitans_profiler_writes_a_trace_of_the_steps_asked_for(run_here, tm
     assert run_here(*command) == 0
     traces = list(tmp_path.glob("profile*/iteration_*/rank0_trace.json"))
     assert traces and "aten::_scaled_mm" in traces[0].read_text()
+
+
+def test_steps_that_lacked_memory_are_on_record(run_here, tmp_path, monkeypatch):
+    """The allocator has retried twice before the first step, in step 2, and twice in step 12, which
+    is steady."""
+    counts = chain([2, 2, 3], repeat(3, 9), repeat(5))
+    monkeypatch.setattr(device, "allocator_retries", partial(next, counts))
+    keys = [*TINY, SMALLEST, "training.steps=13", "metrics.log_freq=5"]
+    assert run_here("baseline", "--overlay", "cpu", "--out", tmp_path, *keys) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("allocator_retries", []) for line in lines] == [[], [2], [], [12]]
+    [note] = [note for note in manifest_of(tmp_path)["notes"] if "memory" in note]
+    assert "in 1 steady steps" in note

@@ -45,7 +45,7 @@ EXTENTS = ["parameters", "seq_len", "step_tokens"]
 FEW = 10  # pairs or steps of a kind of GPU: too few for a quantile of their own
 MARGIN = 1.2  # of a kind with few measured steps: as far as Hopper's best are from its middle
 # What an answer says of a pair, or sorts pairs by
-SHOWN = ["name", "model", "stack", "scaling", "gpu", "parameters", "speed_up", "source"]
+SHOWN = ["name", "model", "stack", "scaling", "gpu", "parameters", "speed_up", "figures", "source"]
 
 
 # ---- pairs ----
@@ -59,6 +59,10 @@ def published() -> pd.DataFrame:
     table = pd.DataFrame([SPEEDUPS["absent"] | pair for pair in SPEEDUPS["pairs"]])
     table["gpu"] = [find(gpu) for gpu in table.gpu]
     ratio = table.ratio.fillna(table.fp8 / table.bf16)
+    table["figures"] = [
+        "" if np.isnan(pair.bf16) else f" ({pair.bf16:,.10g} and {pair.fp8:,.10g} {pair.unit})"
+        for pair in table.itertuples()
+    ]
     return table.assign(
         chip=table.gpu.map(chip, na_action="ignore"),
         parameters=table.billions * 1e9,
@@ -228,7 +232,7 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
     mixtures of experts, and of MXFP8 and NVFP4. The others are kinds of GPU. Of each kind:
     `ranges` as of that function, inside of what the pairs cover and outside; `n_steps_measured`,
     of bf16; `covered` and `answered`, [least, most] of a training for the first and for any range;
-    what a size of model gained with torchao, `told`; and the `pairs` that may be shown:
+    what models of a size gained, `told`; and the `pairs` that may be shown:
     torchao's where there are any, else those of other stacks, else those of other kinds.
     """
     factors, width, shown = fit(pairs), half_width(unseen), fair()
@@ -246,16 +250,18 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
         narrow, wide = (ranges(step_factors(factors, kind), rate, n * half) for n in (1, 2))
         unlike = 2 * (shown.chip != kind) + (shown["stack"] != "torchao")
         near = shown[unlike == unlike.min()]
-        # of a kind with few pairs, those with scales of rows have a say too
-        scalings = ["tensorwise", "rowwise"] if 0 < len(of_kind) < FEW else ["tensorwise"]
-        alike = near[(near["stack"] == "torchao") & near.scaling.isin(scalings)]
+        told = near  # of a kind without torchao's pairs, those of other stacks have a say
+        if (near["stack"] == "torchao").all():
+            # of a kind with few pairs, those with scales of rows have a say too
+            scalings = ["tensorwise", "rowwise"] if 0 < len(of_kind) < FEW else ["tensorwise"]
+            told = near[near.scaling.isin(scalings)]
         kinds[kind] = {
             "fitted_to": f"{len(pairs)} torchao pairs of {n_published}, {len(of_kind)} on {kind}",
             "ranges": [narrow if len(of_kind) else wide, wide],
             "n_steps_measured": int((rates.chip == kind).sum()),
             "covered": covered,
             "answered": answered,
-            "told": alike[["parameters", "speed_up"]].to_numpy().tolist(),
+            "told": told[["parameters", "speed_up"]].to_numpy().tolist(),
             "pairs": near[SHOWN].to_dict("records"),
         }
     errors = {
@@ -284,10 +290,13 @@ def expert_pairs() -> dict:
 
 
 def format_pairs() -> dict[str, list[dict]]:
-    """List the pairs of MXFP8 and of NVFP4."""
+    """List the pairs of MXFP8; and those of NVFP4, with MXFP8 where it was measured beside them."""
     shown = fair()
+    mxfp8, nvfp4 = shown[shown.scaling == "mxfp8"], shown[shown.scaling == "nvfp4"]
+    beside = mxfp8[mxfp8.bf16.isin(nvfp4.bf16)]
     return {
-        name: shown[shown.scaling == name][SHOWN].to_dict("records") for name in ("mxfp8", "nvfp4")
+        "mxfp8": mxfp8[SHOWN].to_dict("records"),
+        "nvfp4": pd.concat([nvfp4, beside])[SHOWN].to_dict("records"),
     }
 
 
