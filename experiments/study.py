@@ -237,7 +237,7 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
 
     loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
     plans = {name: plan(recipe) for name, recipe in loaded.items()}
-    untried = device.untried_torch()
+    untried = device.describe_untried_torch()
     if untried:
         print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):

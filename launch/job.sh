@@ -18,6 +18,7 @@ usage() { sed -n 's/^# \{0,1\}//p; /^\[/q' "$0" | sed '1,/^$/d'; }
 
 # Sorts a command line into names, overlays, out, dry_run and the rest.
 parse() {
+  local key
   names=() overlays=() rest=() dry_run=() out=
   while [ $# -gt 0 ]; do
     case $1 in
@@ -33,7 +34,10 @@ parse() {
         ;;
       --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
       --dry-run) dry_run=("$1") && shift ;;
-      -* | *=*) rest+=("$1") && shift ;;
+      --verbose) rest+=("$1") && shift ;;
+      -*.*) key=${1##+(-)} && die "unrecognized argument: $1; keys have no dashes: ${key//-/_}=${2-true}" ;;
+      -*) die "unrecognized argument: $1; keys have no dashes, as training.steps=200" ;;
+      *=*) rest+=("$1") && shift ;;
       *) names+=("$1") && shift ;;
     esac
   done

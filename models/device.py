@@ -31,7 +31,7 @@ from models.errors import InputError
 OLDEST, NEWEST = (2, 11), (2, 15)  # torch, of those that this project was tried with
 
 
-def torch_version() -> tuple[int, int]:
+def parse_torch_version() -> tuple[int, int]:
     """Return torch's version, as (2, 14) of NVIDIA's 2.14.0a0+nv26.09 too."""
     major, minor = re.findall(r"\d+", torch.__version__)[:2]
     return int(major), int(minor)
@@ -39,7 +39,7 @@ def torch_version() -> tuple[int, int]:
 
 def check_torch() -> None:
     """Raise `InputError` for an older torch than the oldest one."""
-    if torch_version() < OLDEST:
+    if parse_torch_version() < OLDEST:
         raise InputError(
             f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST))}, the oldest "
             "that this project runs with: install a newer torch, or take another Python"
@@ -196,9 +196,9 @@ def peak() -> gpus.Gpu | None:
     return gpu if gpu and gpu.bf16 else None
 
 
-def untried_torch() -> str | None:
+def describe_untried_torch() -> str | None:
     """Name a torch newer than `NEWEST` in a sentence; None for others."""
-    if torch_version() <= NEWEST:
+    if parse_torch_version() <= NEWEST:
         return None
     newest = ".".join(map(str, NEWEST))
     return (

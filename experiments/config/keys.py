@@ -269,25 +269,23 @@ def extensions_of(keys: Keys | None = None) -> dict[str, ModuleType]:
     return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
 
 
-def validate(
-    keys: Keys, extensions: dict[str, ModuleType], of_scaling: Sequence[str] = ()
-) -> Config:
+def validate(keys: Keys, extensions: dict[str, ModuleType], unread: Sequence[str] = ()) -> Config:
     """Validate keys one by one, then together; fill in defaults.
 
     Validates JSON, because in strict Python mode pydantic takes no dict for a dataclass. Raises
     `InputError` with a line for each wrong key.
 
     Args:
-        of_scaling: keys of FP8 that are refused where no `recipe_name` turns FP8 on.
+        unread: keys of FP8 that are refused where no `recipe_name` turns FP8 on.
     """
     own = [(name, extension.Keys) for name, extension in extensions.items()]
     sections = validator(*own)
     config = validated(
-        lambda data: sections.validate_json(json.dumps(data)), keys, known_keys(), instead
+        lambda data: sections.validate_json(json.dumps(data)), keys, known_keys(), find_replacement
     )
     found = contradictions(config)
     if config.quantize.linear.float8.recipe_name is None:
-        found += [(key, NOTHING_IN_FP8) for key in of_scaling]
+        found += [(key, NOTHING_IN_FP8) for key in unread]
     for extension in extensions.values():
         if hasattr(extension, "contradictions"):
             found += extension.contradictions(config)
@@ -380,21 +378,21 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
 # ---- say what is wrong ----
 
 
-def instead(key: str) -> str | None:
+def find_replacement(key: str) -> str | None:
     """Say what to do instead of a key unknown to recipes; None if nothing is known of it."""
     move = find_move(key)
     if move and not move.key:
         return f"torchtitan has dropped it: {move.note}"
     if move:
-        return _moved(*move)
+        return _describe_move(*move)
     reasons = [reason for start, reason in LEFT_OUT.items() if key.startswith(start)]
     return reasons[0] if reasons else None
 
 
-def _moved(key: str, note: str) -> str | None:
+def _describe_move(key: str, note: str) -> str | None:
     """Say where torchtitan has moved a key; None if there is no such place."""
     place = f"torchtitan has moved it to {key}"
-    reason = instead(key)
+    reason = find_replacement(key)
     if reason:
         return f"{place}, and that is not a key here: {reason}"
     if any(f"{name}.".startswith(f"{key}.") for name in flat(asdict(DEFAULTS))):

@@ -17,7 +17,7 @@ class Move(NamedTuple):
 
 
 @cache
-def moves() -> dict[str, Move]:
+def read_moves() -> dict[str, Move]:
     """Read the table: all moves by the old key, or by the old section with a dot at its end."""
     table = yaml.safe_load(TABLE.read_text("utf-8"))
     dropped = {old: Move("", note) for old, note in table["dropped"].items()}
@@ -30,9 +30,9 @@ def moves() -> dict[str, Move]:
 
 def find_move(key: str) -> Move | None:
     """Find the move of a key, or of its section; None if there is none."""
-    if key in moves():
-        return moves()[key]
-    for old, move in moves().items():
+    if key in read_moves():
+        return read_moves()[key]
+    for old, move in read_moves().items():
         if old.endswith(".") and f"{key}.".startswith(old):
             inner = key[len(old) :]
             return move._replace(key=f"{move.key}{inner}".rstrip(".")) if move.key else move

@@ -15,13 +15,13 @@ WORDS = {"true": "true", "yes": "true", "1": "true", "false": "false", "no": "fa
 
 
 @cache
-def keys_of_options() -> dict[str, str]:
+def read_options() -> dict[str, str]:
     """Read the table: the key of each option, or key=value of a switch."""
     table = yaml.safe_load(TABLE.read_text("utf-8"))
     return {option: key for key, options in table.items() for option in options}
 
 
-def translate(option: str, following: str | None) -> str | None:
+def translate_option(option: str, following: str | None) -> str | None:
     """Write an option with its value as `key=value`; None if no key is known for it.
 
     Args:
@@ -36,7 +36,7 @@ def translate(option: str, following: str | None) -> str | None:
     is_off = last.startswith("no_")
     last = last.removeprefix("no_")
     if dot:
-        return _of_torchtitan(f"{section}.{last}", value, is_off)
+        return _translate_dotted(f"{section}.{last}", value, is_off)
     key = _find_key(last.replace("_", "-"))
     if not key:
         return None
@@ -46,10 +46,10 @@ def translate(option: str, following: str | None) -> str | None:
         if on == "false" and default != "true":
             return None
         return f"{key}={default if on == 'true' else 'false'}"
-    return _written(key, value, is_off)
+    return _write_override(key, value, is_off)
 
 
-def _of_torchtitan(key: str, value: str | None, is_off: bool) -> str:
+def _translate_dotted(key: str, value: str | None, is_off: bool) -> str:
     """Write an option by torchtitan's name for a key, perhaps an old one."""
     move = find_move(key)
     if move and move.note:
@@ -57,10 +57,10 @@ def _of_torchtitan(key: str, value: str | None, is_off: bool) -> str:
     last = key.rpartition(".")[2]
     if last.startswith(("enable", "disable")) or last in ("compile", "deterministic"):
         value = WORDS.get((value or "").lower(), "true")
-    return _written(move.key if move else key, value, is_off)
+    return _write_override(move.key if move else key, value, is_off)
 
 
-def _written(key: str, value: str | None, is_off: bool) -> str:
+def _write_override(key: str, value: str | None, is_off: bool) -> str:
     """Write a key with a value; a switch without one is on, unless `no` precedes its name."""
     if is_off:
         value = "false"
@@ -69,7 +69,7 @@ def _written(key: str, value: str | None, is_off: bool) -> str:
 
 def _find_key(name: str) -> str | None:
     """Find the key of an option by the table, by the names of keys, or by similar options."""
-    table = keys_of_options()
+    table = read_options()
     if name in table:
         return table[name]
     from experiments.config.keys import known_keys  # torch: seconds

@@ -31,7 +31,7 @@ from experiments.config.yaml_with_origins import (
     dump,
     find,
     flat,
-    merged,
+    merge_layers,
     read_file,
     read_override,
     validated,
@@ -153,14 +153,14 @@ def load(
     head, files = _read(path, RECIPES)
     of_base = f"{RECIPES.name}/base.yaml:"
     own = [layer for layer in files if not layer[""].origin.startswith(of_base)]
-    upon = [_read(find("overlay", each, yaml_files(OVERLAYS)), OVERLAYS)[1] for each in overlays]
-    upon = [merged(family) for family in upon]
+    overlay_files = [find("overlay", overlay, yaml_files(OVERLAYS)) for overlay in overlays]
+    overlay_layers = [merge_layers(_read(file, OVERLAYS)[1]) for file in overlay_files]
     if head.base:
-        _warn_of_overlays(merged(own), dict(zip(overlays, upon, strict=True)))
-    given = merged(map(read_override, overrides))
-    keys = merged([*files, *upon, given])
+        _warn_of_overlays(merge_layers(own), dict(zip(overlays, overlay_layers, strict=True)))
+    command_line = merge_layers(map(read_override, overrides))
+    keys = merge_layers([*files, *overlay_layers, command_line])
     from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name
-    from experiments.config.unread import keys_of_scaling
+    from experiments.config.unread import find_unread_keys
 
     before = head.resolved
     made = Resolved(
@@ -172,8 +172,9 @@ def load(
     extensions = extensions_of(keys)
     if "resolved" in head.model_fields_set:
         own = []  # the file has all keys of the recipe that it was made of
-    config = validate(keys, extensions, keys_of_scaling(own, upon, given, compared))
-    by_user = given if before.overlay_checkpoints else merged([*files, given])
+    unread = find_unread_keys(own, overlay_layers, command_line, compared)
+    config = validate(keys, extensions, unread)
+    by_user = command_line if before.overlay_checkpoints else merge_layers([*files, command_line])
     is_asked = CHECKPOINTS in by_user and by_user[CHECKPOINTS].value
     made.overlay_checkpoints = config.checkpoint.enable and not is_asked
     config.job.description = head.description

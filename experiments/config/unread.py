@@ -8,7 +8,7 @@ FLOAT8 = "quantize.linear.float8"
 SCALING = f"{FLOAT8}.recipe_name"  # turns FP8 on
 
 
-def keys_of_scaling(
+def find_unread_keys(
     files: Sequence[Keys], overlays: Sequence[Keys], overrides: Keys, compared: bool
 ) -> list[str]:
     """List the keys of FP8 in the layers of a recipe, except the scaling itself.
@@ -24,11 +24,11 @@ def keys_of_scaling(
         compared: True if other recipes have the same overlays and overrides. Then those are left
             out.
     """
-    shared = [overlay for overlay in overlays if compared or _sets_more(overlay)]
+    shared = [overlay for overlay in overlays if compared or _has_other_keys(overlay)]
     if compared:
         shared.append(overrides)
     layers = [*files, *overlays, overrides]
-    layers = [_without_float8(layer) if layer in shared else layer for layer in layers]
+    layers = [_remove_float8(layer) if layer in shared else layer for layer in layers]
     while any(SCALING in layer for layer in layers[1:]):
         layers.pop(0)
     found = []
@@ -40,7 +40,7 @@ def keys_of_scaling(
     return [*dict.fromkeys(found)]
 
 
-def _without_float8(layer: Keys) -> Keys:
+def _remove_float8(layer: Keys) -> Keys:
     """Leave out the keys of FP8, except for the scaling."""
     return {
         key: given
@@ -49,7 +49,7 @@ def _without_float8(layer: Keys) -> Keys:
     }
 
 
-def _sets_more(layer: Keys) -> bool:
+def _has_other_keys(layer: Keys) -> bool:
     """Tell if a layer sets keys outside the section of FP8."""
     return any(
         given.value != {} and not f"{key}.".startswith(f"{FLOAT8}.") for key, given in layer.items()

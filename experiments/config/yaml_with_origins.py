@@ -212,7 +212,7 @@ def dump(data: dict) -> str:
 # ---- sections ----
 
 
-def merged(layers: Iterable[Keys]) -> Keys:
+def merge_layers(layers: Iterable[Keys]) -> Keys:
     """Put layers of keys upon one another; later ones win."""
     keys = {}
     for layer in layers:
@@ -273,14 +273,14 @@ def validated(
     try:
         return check(nested(keys))
     except ValidationError as error:
-        texts = _with_texts(keys, error.errors(include_url=False))
+        texts = _restore_texts(keys, error.errors(include_url=False))
     try:
         return check(nested(texts))
     except ValidationError as error:
         refused = error.errors(include_url=False)
     by_key: dict[str, list[dict]] = {}
     for detail in refused:
-        key, _ = _locate(detail, keys)
+        key, _ = _locate_error(detail, keys)
         by_key.setdefault(key, []).append(detail)
     known = [*known]
     found = {}
@@ -291,7 +291,7 @@ def validated(
     raise refusal(keys, found.items())
 
 
-def _locate(detail: dict, keys: Keys) -> tuple[str, tuple]:
+def _locate_error(detail: dict, keys: Keys) -> tuple[str, tuple]:
     """Split the place of one of pydantic's errors into a key, and the place in the key's value: the
     indices of lists, and the members of unions."""
     place, length = detail["loc"], len(detail["loc"])
@@ -302,24 +302,24 @@ def _locate(detail: dict, keys: Keys) -> tuple[str, tuple]:
     return ".".join(map(str, place[:length])), place[length:]
 
 
-def _with_texts(keys: Keys, refused: Iterable[dict]) -> Keys:
+def _restore_texts(keys: Keys, refused: Iterable[dict]) -> Keys:
     """Return the keys with their texts as written, where pydantic asks for texts and has others."""
     texts = dict(keys)
     for detail in refused:
-        key, place = _locate(detail, keys)
+        key, place = _locate_error(detail, keys)
         if detail["type"] == "string_type" and key in keys:
             given = texts[key]
-            texts[key] = given._replace(value=_with_text(given.value, given.node, place))
+            texts[key] = given._replace(value=_restore_text(given.value, given.node, place))
     return texts
 
 
-def _with_text(value: object, node: yaml.Node | None, place: tuple) -> object:
+def _restore_text(value: object, node: yaml.Node | None, place: tuple) -> object:
     """Return a value with the text of its node at a place of it; nothing has no text."""
     if isinstance(node, yaml.ScalarNode):
         return node.value or value
-    if isinstance(node, yaml.SequenceNode) and place:
+    if isinstance(node, yaml.SequenceNode) and place and isinstance(place[0], int):
         items, index = list(value), place[0]
-        items[index] = _with_text(items[index], node.value[index], place[1:])
+        items[index] = _restore_text(items[index], node.value[index], place[1:])
         return items
     return value
 

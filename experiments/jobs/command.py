@@ -86,9 +86,9 @@ class CommandLine(argparse.ArgumentParser):
         same = difflib.get_close_matches(name, options, 1, cutoff=0.9)
         similar = difflib.get_close_matches(name, options, 1, cutoff=0.7)
         if self.takes_keys and not same:
-            from experiments.config.options import translate
+            from experiments.config.options import translate_option
 
-            key = translate(word, following)
+            key = translate_option(word, following)
             if key:
                 return None, key
         return (similar[0] if similar else None), None

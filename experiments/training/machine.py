@@ -41,7 +41,7 @@ def check_here(plan: Plan) -> list[Finding]:
     check_units(plan)
     here = f"{device.name()}, {device.memory_bytes() / GIB:.0f} GiB ({device.TYPE})"
     findings = [("device", here), ("memory", check_memory(plan))]
-    untried = device.untried_torch()
+    untried = device.describe_untried_torch()
     return [*findings, (TORCH, untried)] if untried else findings
 
 

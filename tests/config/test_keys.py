@@ -8,9 +8,9 @@ import shlex
 import pytest
 
 from experiments.config import recipes
-from experiments.config.keys import DEFAULTS, instead
-from experiments.config.moved_keys import moves
-from experiments.config.options import keys_of_options, translate
+from experiments.config.keys import DEFAULTS, find_replacement
+from experiments.config.moved_keys import read_moves
+from experiments.config.options import read_options, translate_option
 from experiments.config.recipes import flat, load, load_compared
 from experiments.jobs.command import CommandLine
 from models.errors import InputError
@@ -205,10 +205,10 @@ def test_texts_have_their_limits_and_other_keys_stay_strict():
 # ---- keys that have moved ----
 
 
-@pytest.mark.parametrize("old", moves())
+@pytest.mark.parametrize("old", read_moves())
 def test_a_moved_key_is_answered_with_its_place(old):
     """In a file and on the command line; a section with the keys that the new one has."""
-    move = moves()[old]
+    move = read_moves()[old]
     leaves = [old]
     if old.endswith(".") and move.key:
         new = [key for key in EXISTING if key.startswith(move.key)]
@@ -220,10 +220,10 @@ def test_a_moved_key_is_answered_with_its_place(old):
 
 
 def test_a_place_is_a_key_or_says_why_it_is_none():
-    for old, (key, _) in moves().items():
+    for old, (key, _) in read_moves().items():
         place = key.rstrip(".")
         has_keys = any(f"{name}.".startswith(f"{place}.") for name in EXISTING)
-        assert not key or has_keys or instead(place), old
+        assert not key or has_keys or find_replacement(place), old
 
 
 @pytest.mark.parametrize(
@@ -289,11 +289,11 @@ def test_an_option_is_answered_with_the_key_that_it_means(words, key):
 
 
 def test_options_of_the_table_are_keys_and_are_translated_without_torch():
-    for option, key in keys_of_options().items():
+    for option, key in read_options().items():
         assert key.partition("=")[0] in EXISTING | dict.fromkeys(
             f"model.sizes.{name}" for name in vars(DEFAULTS.model.sizes)
         ), option
-        assert translate(f"--{option}", "5").startswith(key.partition("=")[0])
+        assert translate_option(f"--{option}", "5").startswith(key.partition("=")[0])
 
 
 def test_a_command_without_keys_suggests_none():

@@ -41,6 +41,8 @@ def login(line: str) -> subprocess.CompletedProcess:
         (f"{STUDY} --help", 0, "MAX_REQUEUES"),
         (f"{STUDY} --dry-run --overlay cpu baseline --seeds 1,", 0, "would run baseline seed 1: "),
         (f"{STUDY} tensorwise_fp8", 2, "did you mean `tensorwise_fp8_compiled`"),
+        (f"{STUDY} baseline --steps 5", 2, "keys have no dashes"),
+        (f"{STUDY} baseline --training.steps 5", 2, "training.steps=5"),
         (f"{MEASURE} --dry-run sped", 2, "speed"),
     ],
 )

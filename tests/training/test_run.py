@@ -49,7 +49,7 @@ def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
 def test_a_torch_that_was_tried_needs_no_word(version, monkeypatch):
     monkeypatch.setattr(torch, "__version__", version)
     device.check_torch()
-    assert device.untried_torch() is None
+    assert device.describe_untried_torch() is None
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.9.1+cu128", "1.13.0"])
