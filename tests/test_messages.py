@@ -46,7 +46,7 @@ def said(case: str) -> str:
     message = message[max(0, message.find("error: ")) :].replace(os.getcwd(), "HERE")
     flavors = [flavor for each in architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
-    message = re.sub(r"of \d+ GiB", "of N GiB", message)
+    message = re.sub(r"of [\d.]+ GiB", "of N GiB", message)
     # few recipes are left without extensions, and so all are named
     message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", LISTED, message)
     # a library's words

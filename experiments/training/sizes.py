@@ -109,7 +109,7 @@ def smaller_sizes(planned: Plan) -> Iterator[tuple[str, Plan]]:
     for overlay in SIZES if device.TYPE == "cuda" else (ON_CPU,):
         try:
             smaller = plan(with_overlay(planned.recipe, overlay))
-        except InputError:  # the run's other keys and the overlay's contradict each other
+        except (InputError, OSError):  # keys contradict each other; a full disk
             continue
         if smaller.memory_needed < planned.memory_needed:
             yield overlay, smaller
