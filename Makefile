@@ -8,7 +8,8 @@ help:
 	@echo "make check      lint and check the formatting"
 	@echo "make notebooks  execute the notebooks again, on the kept runs"
 	@echo "make readme     write the generated parts of docs/ again, from results/"
-	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter"
+	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter,"
+	@echo "                GPU=1 a torch for GPUs where there is none, GPU=0 a torch for the CPU"
 
 study: .venv/installed
 	$(PYTHON_IN_VENV) -m experiments.study four_way
@@ -30,7 +31,7 @@ notebooks: tools
 
 readme: .venv/installed
 	$(PYTHON_IN_VENV) -m tests.generated.readme
-	@for file in $(wildcard extensions/*/tests/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .); done
+	@for file in $(wildcard extensions/*/tests/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .) || exit; done
 
 install: .venv/installed
 
@@ -38,6 +39,5 @@ install: .venv/installed
 tools: .venv/installed
 	@$(PYTHON_IN_VENV) launch/missing.py requirements-tools.txt
 
-.venv/installed: requirements.txt requirements-tools.txt constraints-cpu.txt launch/install.sh
+.venv/installed: requirements.txt requirements-tools.txt constraints.txt constraints-cpu.txt launch/install.sh
 	@launch/install.sh .venv
-	@$(PYTHON_IN_VENV) -m experiments.recipe schema > recipes/schema.json # for editors

@@ -12,24 +12,34 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis.alike import differences
 from analysis.runs import Run
 from analysis.speed import (
     FIFTHS,
+    GPUS,
     LEVEL,
+    MACHINES,
     MEAN,
     QUICK,
     SMALL,
+    UNKNOWN,
     USEFUL,
     Ratio,
+    group_names,
+    have_common,
     mfu,
+    mfu_of_steps,
+    rate_of_steps,
     rate_table,
+    rates,
     ratios,
     runs_needed,
     timed,
 )
 
 CHANCE = 0.01  # that sound runs differ as much, by a t-test
-NAMED = 2  # at most, of the ways that contradict the ratio
+MAX_REPORTED = 2  # of the ways that contradict the ratio
+TINY = 1e-12  # variance of equal runs, but for rounding
 TREND = "without the trend from run to run"
 
 
@@ -74,34 +84,50 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     return SpeedUp(ratio, by, runs, caveats if runs > 1 else [], needed)
 
 
-def contradictions(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> Iterator[str]:
+def contradictions(
+    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
+) -> Iterator[str]:
     """Say what contradicts a ratio: different places, or another ratio by an honest way."""
     ratio = by[MEAN]
     quick = by[QUICK]
     if math.isnan(ratio.low):
-        places = "; ".join(sorted({run.place for run in own + others}))
-        yield f"the recipes ran in different places ({places}), which may differ in speed"
+        yield different_places(runs, reference_runs)
     elif ratio.clear or ratio.as_fast:
-        found = other_ways(by, own, others) | leave_one_out(ratio, own, others)
-        found |= same_places(own, others)
-        found[TREND] = Ratio(ratio.mean / trend(own, others))
+        found = other_ways(by, runs, reference_runs) | leave_one_out(ratio, runs, reference_runs)
+        found |= at_equal_places(runs, reference_runs)
+        found[TREND] = Ratio(ratio.mean / trend(runs, reference_runs))
         # If the recipe is faster, only smaller ratios count; the trend and useful tokens always do.
         if ratio.low > 1:
             # Others may have been slowed down.
-            quickest = rate_table(own)[MEAN].max() - rate_table(others)[MEAN].max()
+            quickest = rate_table(runs)[MEAN].max() - rate_table(reference_runs)[MEAN].max()
             found["by the quickest run of each"] = Ratio(math.exp(quickest))
             # A larger lead of some steps or runs disappoints nobody.
             found = {
-                how: each
-                for how, each in found.items()
-                if each.mean < ratio.mean or how in (TREND, f"by {USEFUL}")
+                way: each
+                for way, each in found.items()
+                if each.mean < ratio.mean or way in (TREND, f"by {USEFUL}")
             }
-        unlike = [how for how in found if found[how].contradicts(ratio)]
-        for how in unlike[:NAMED]:
-            yield f"{how} it has {found[how]} times the tokens/s"
+        unlike = [way for way in found if found[way].contradicts(ratio)]
+        for way in unlike[:MAX_REPORTED]:
+            yield f"{way} it has {found[way]} times the tokens/s"
     elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
-        slow = longest_step(own + others)
+        slow = longest_step(runs + reference_runs)
         yield f"slow steps hide its lead ({slow}): by {QUICK} it has {quick} times the tokens/s"
+
+
+def different_places(runs: list[Run], reference_runs: list[Run]) -> str:
+    """Say that two recipes had no machine, or no GPU, in common, or that no record shows one."""
+    machines, reference_machines = group_names(runs, reference_runs, MACHINES)
+    places = "; ".join(sorted({run.place for run in runs + reference_runs}))
+    hosts = "; ".join(sorted({run.manifest.host for run in runs + reference_runs}))
+    if have_common(machines, reference_machines):
+        return f"the recipes ran on different GPUs ({places}), which may differ in speed"
+    if UNKNOWN in machines + reference_machines:
+        return (
+            f"no record shows if the recipes shared a machine (host names: {hosts}), and machines "
+            "may differ in speed"
+        )
+    return f"the recipes ran on different machines ({hosts}), which may differ in speed"
 
 
 def longest_step(runs: list[Run]) -> str:
@@ -112,22 +138,32 @@ def longest_step(runs: list[Run]) -> str:
     return f"step {step} of {name} took {times.max():.1f} times its median step"
 
 
-def other_ways(by: dict[str, Ratio], own: list[Run], others: list[Run]) -> dict[str, Ratio]:
+def other_ways(
+    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
+) -> dict[str, Ratio]:
     """Find ratios unlike the mean steady step's.
 
-    They differ by more than chance, or are unclear beside a clear one. Fifths of the steps vary by
-    chance.
+    They differ by more than chance, or are unclear beside a clear one. A t-test shows more than
+    chance. So do ranks, if all runs of one recipe differ more from their mean step than all runs of
+    the other: bursts vary too much for a t-test. Fifths of the steps vary by chance.
     """
-    a = rate_table(own)
-    b = rate_table(others)
+    table = rate_table(runs)
+    reference_table = rate_table(reference_runs)
+    deviations = table.sub(table[MEAN], axis="rows")
+    reference_deviations = reference_table.sub(reference_table[MEAN], axis="rows")
     with warnings.catch_warnings(action="ignore"):  # runs that are equal
-        test = stats.ttest_ind(a.sub(a[MEAN], axis="rows"), b.sub(b[MEAN], axis="rows"))
+        test = stats.ttest_ind(deviations, reference_deviations)
+    above = deviations.min() > reference_deviations.max()
+    below = deviations.max() < reference_deviations.min()
     found = {}
     for (way, ratio), chance in zip(by.items(), test.pvalue, strict=True):
-        unclear = by[MEAN].clear and not ratio.clear and way not in FIFTHS
-        if chance < CHANCE or unclear:
-            why = f" ({longest_step(own + others)})" if way == QUICK else ""
-            found[f"by {way}{why}"] = ratio
+        differs = chance < CHANCE
+        if way not in FIFTHS:
+            unclear = by[MEAN].clear and not ratio.clear
+            differs = differs or unclear or above[way] or below[way]
+        if differs:
+            reason = f" ({longest_step(runs + reference_runs)})" if way == QUICK else ""
+            found[f"by {way}{reason}"] = ratio
     return found
 
 
@@ -148,12 +184,52 @@ def trend(own: list[Run], others: list[Run]) -> float:
     return math.exp(later * fit.slope) if fit.pvalue < CHANCE else 1.0
 
 
-def same_places(own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Find the ratio at the places of both recipes, if their shares differ."""
-    a, b = (rate_table(runs)[MEAN].groupby([run.place for run in runs]) for runs in (own, others))
-    if (a.size() / len(own)).equals(b.size() / len(others)):
-        return {}
-    return {"at the places that both had": Ratio(math.exp((a.mean() - b.mean()).mean()))}
+def at_equal_places(runs: list[Run], reference_runs: list[Run]) -> dict[str, Ratio]:
+    """Find the ratio among runs of one GPU, of one machine, and with equal records of the machine.
+
+    A recipe that had the quicker places more often looks faster.
+    """
+    groups = {
+        "on the GPUs that both had": group_names(runs, reference_runs, GPUS),
+        "on the machines that both had": group_names(runs, reference_runs, MACHINES),
+    }
+    for key in differences(runs, reference_runs).mixed:
+        values = [str(run.facts.get(key)) for run in runs]
+        reference_values = [str(run.facts.get(key)) for run in reference_runs]
+        groups[f"where both have the same {key}"] = values, reference_values
+    found = {}
+    for way, (names, reference_names) in groups.items():
+        ratio = adjusted_ratio(runs, reference_runs, names, reference_names)
+        if ratio:
+            found[way] = Ratio(ratio)
+    return found
+
+
+def adjusted_ratio(
+    runs: list[Run], reference_runs: list[Run], groups: list[str], reference_groups: list[str]
+) -> float | None:
+    """Estimate the ratio of two recipes within groups of runs, by least squares.
+
+    None if groups do not differ by more than chance (an F-test), or if the recipes have none in
+    common. Unknown groups of two recipes are not the same.
+    """
+    labels = [f"{UNKNOWN} too" if name == UNKNOWN else name for name in groups]
+    recipe = np.repeat([1.0, 0.0], [len(runs), len(reference_runs)])
+    of_group = pd.get_dummies(labels + reference_groups, dtype=float).to_numpy()
+    rates = rate_table(runs + reference_runs)[MEAN].to_numpy()
+    alone = np.column_stack([recipe, np.ones_like(recipe)])
+    full = np.column_stack([recipe, of_group])
+    rank = np.linalg.matrix_rank(full)
+    more = rank - 2
+    left = len(rates) - rank
+    if rank == np.linalg.matrix_rank(of_group) or more < 1 or left < 1:
+        return None
+    coefficients = np.linalg.lstsq(full, rates)[0]
+    residual = np.square(rates - full @ coefficients).sum()
+    residual_alone = np.square(rates - alone @ np.linalg.lstsq(alone, rates)[0]).sum()
+    explained = (residual_alone - residual) / more
+    chance = stats.f.sf(explained / max(residual / left, TINY), more, left)
+    return math.exp(coefficients[0]) if chance < CHANCE else None
 
 
 def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:
@@ -167,15 +243,24 @@ def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, 
     return found
 
 
-def impossible(ratio: Ratio, own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say what is faster than FP8 allows: a ratio, or a run beside its GPU's peak in bf16."""
-    share = np.mean([run.fp8_share for run in own])
-    most = times_at_most(share)
-    if share and ratio.mean > most:
-        yield f"FP8 in {share:.0%} of the matmul FLOPs gives {most:.2f} times the tokens/s at most"
-    for run in own + others:
-        if mfu(run) > times_at_most(run.fp8_share):
+def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iterator[str]:
+    """Say what is faster than FP8 allows: a ratio, a run beside its GPU's peak in bf16, or single
+    steps, which may have done no work."""
+    share = np.mean([run.fp8_share for run in runs])
+    limit = times_at_most(share)
+    if share and ratio.mean > limit:
+        yield f"FP8 in {share:.0%} of the matmul FLOPs gives {limit:.2f} times the tokens/s at most"
+    quick_reference = max(rates(run)[QUICK] for run in reference_runs)
+    for run in runs + reference_runs:
+        limit = times_at_most(run.fp8_share)
+        limit_of_step = times_at_most(run.proof.fp8_share if run.proof else math.nan)
+        too_fast = mfu_of_steps(run) > limit_of_step
+        if run in runs and share:
+            too_fast |= rate_of_steps(run) > limit_of_step * quick_reference
+        if mfu(run) > limit:
             yield f"{run.name} ran at {mfu(run):.0%} of its GPU's peak in bf16"
+        elif too_fast.mean() > SMALL:
+            yield f"{too_fast.mean():.0%} of the steps of {run.name} were too quick for their work"
 
 
 def short_of_memory(own: list[Run], others: list[Run]) -> Iterator[str]:

@@ -37,7 +37,17 @@ def answer(comparison: Comparison) -> list[str]:
     """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
     best = comparison.best
     first = SENTENCES[best.outcome].format(best=best, reference=comparison.reference)
-    return [first, *evidence(comparison, best), trained(comparison)]
+    undecided = [about_undecided(finding) for finding in comparison.undecided]
+    return [first, *undecided, *evidence(comparison, best), trained(comparison)]
+
+
+def about_undecided(finding: Finding) -> str:
+    """Write how fast a recipe is whose loss is undecided, and how many runs would decide."""
+    needed = more_runs(finding.loss) or f"; it takes {losses.MIN_SEEDS} seeds or more"
+    return (
+        f"Undecided: {finding.recipe} is faster still, {finding.speed.ratio} times the tokens/s. "
+        f"Whether its loss is the same, these runs cannot tell{needed}."
+    )
 
 
 def evidence(comparison: Comparison, finding: Finding) -> list[str]:
@@ -113,12 +123,12 @@ def trained(comparison: Comparison) -> str:
 
 
 def limits(comparison: Comparison, said: str = "") -> list[str]:
-    """Write the limits of the answer, but for reasons already `said`, and the runs left out."""
+    """Write what limits the answer, except for reasons already `said`; remarks; runs left out."""
     sentences = []
     for recipe, finding in comparison.findings.items():
         if recipe in comparison.fp8:
             reasons = [reason for reason in finding.reasons if reason not in said]
-            sentences += [f"{recipe}: {reason}." for reason in reasons]
+            sentences += [f"{recipe}: {reason}." for reason in reasons + finding.remarks]
     return sentences + left_out(comparison)
 
 
@@ -133,13 +143,11 @@ def left_out(comparison: Comparison) -> list[str]:
 
 
 def details(comparison: Comparison) -> list[str]:
-    """Write the evidence on the other recipes, and remarks."""
+    """Write the evidence on the other recipes."""
     sentences = []
-    best = comparison.best
-    for recipe, finding in comparison.findings.items():
-        sentences += evidence(comparison, finding) if finding != best else []
-        if recipe in comparison.fp8:
-            sentences += [f"{recipe}: {remark}." for remark in finding.remarks]
+    for finding in comparison.findings.values():
+        if finding != comparison.best:
+            sentences += evidence(comparison, finding)
     return sentences
 
 

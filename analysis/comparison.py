@@ -1,25 +1,40 @@
 """Compare each recipe with its reference: one outcome, and the reasons limiting it.
 
 Rule 6: no cause (a crash, a divergence, a missing record) took more runs from a recipe than from
-its reference. Otherwise the runs that are left may be the lucky ones.
+its reference. Otherwise the runs that are left may be the lucky ones. What machines lose is told:
+they do not know the recipe.
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from scipy import stats
 
 from analysis import losses
 from analysis.agreement import SpeedUp, speed_up
 from analysis.alike import differences, set_in_file
 from analysis.break_even import BreakEven, break_even
-from analysis.losses import HIGHER, LOWER, SAME, Verdict
+from analysis.losses import HIGHER, SAME, Verdict
 from analysis.proof import FLOAT8, broken
-from analysis.runs import Run
+from analysis.runs import DIVERGED, NO_RECORD, Run
 from analysis.speed import SMALL
-from analysis.study import Study, StudyError
+from analysis.study import OTHER_TRAINING, Study, StudyError
 
 BASELINE, COMPILED = "baseline", "baseline_compiled"
-DIVERGED = "diverged"  # the ending of a run
+# Causes of lost runs, besides endings.
+CRASH = "a crash"
+BY_MACHINE = "the machine"
+CHANCE = 0.05  # that a recipe lost so many more runs to machines than its reference
+# What an error says of a GPU, a network, a disk or a node, none of which knows the recipe ...
+MACHINE_ERROR = re.compile(
+    r"(?i)\becc\b|uncorrectable|\bxid\b|\bgpu is lost|off the bus|busy or unavailable|hardware|"
+    r"nccl|network|connection|socket|unreachable|broken pipe|\bnode\b|\bhost\b|"
+    r"no space left|quota|stale file|input/output error|read-only file|bus error|\berrno\b"
+)
+# ... and what it says of a program all the same.
+PROGRAM_ERROR = re.compile(r"(?i)invalid (usage|argument)|illegal|misaligned|assert|out of memory")
 
 
 class Outcome(StrEnum):
@@ -88,6 +103,20 @@ class Comparison:
             default=Finding(),
         )
 
+    @property
+    def undecided(self) -> list[Finding]:
+        """The FP8 recipes that are faster than one with a plain yes, with an undecided loss."""
+        best = self.best
+        if best.outcome != Outcome.YES:
+            return []
+        return [
+            each
+            for each in self.findings.values()
+            if each.recipe in self.fp8
+            and each.outcome == Outcome.FOR_SPEED
+            and each.speed.ratio.mean > best.speed.ratio.mean
+        ]
+
 
 def compare(study: Study, reference: str | None = None) -> Comparison:
     """Compare all recipes of a study with compiled bf16, or with the named reference.
@@ -105,8 +134,8 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
     findings = {}
     for recipe in study.recipes:
         if recipe != reference and study.completed[reference]:
-            tries = len(fp8) if recipe in fp8 else 1
-            findings[recipe] = find(study, recipe, reference, tries)
+            recipes_judged = len(fp8) if recipe in fp8 else 1
+            findings[recipe] = find(study, recipe, reference, recipes_judged)
     return Comparison(study, reference, fp8, findings)
 
 
@@ -125,71 +154,173 @@ def choose_reference(study: Study, fp8: list[str]) -> str:
     return COMPILED if fair and study.file.reference == BASELINE else study.file.reference
 
 
-def find(study: Study, recipe: str, reference: str, tries: int) -> Finding:
+def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Finding:
     """Compare a recipe with its reference by all rules.
 
     Args:
-        tries: how many recipes are judged together.
+        recipes_judged: how many recipes are judged together.
     """
-    own = study.completed[recipe]
-    others = study.completed[reference]
+    runs = study.completed[recipe]
+    reference_runs = study.completed[reference]
     started = study.started(recipe)
-    beside = study.started(reference)
-    gain = speed_up(own, others, tries)
-    judged = losses.verdict(own, others, tries)
+    reference_started = study.started(reference)
+    speed = speed_up(runs, reference_runs, recipes_judged)
+    loss = losses.verdict(runs, reference_runs, recipes_judged)
     breaches = []
     remarks = []
-    if own:
-        differing, remarks = differences(own, others)
-        breaches = broken(own) + broken(others) + differing
-    unpaired = list(losses.no_pairs(started, beside))
-    seeds = len(study.file.seeds or {run.seed for run in started + beside})
-    lost = lost_runs(started, [] if unpaired else beside, seeds)
-    others_lost = lost_runs(beside, [] if unpaired else started, seeds)
-    of_loss = unpaired or list(losses.odd(own, others, judged))
-    of_loss += [
-        f"{lost[cause]} of its {seeds} runs were lost, or an attempt of them ({cause}), beside "
-        f"{others_lost[cause]} of the reference's"
-        for cause in lost - others_lost
-    ]
-    slower = gain.ratio.mean < 1 - SMALL
-    cases = {  # the first one that holds
-        Outcome.CPU: study.on_cpu,
-        Outcome.DIVERGED: lost[DIVERGED] > others_lost[DIVERGED],
-        Outcome.NO_REFERENCE: not own or is_fp8(reference, beside),
-        Outcome.TOO_SHORT: not gain.runs,
-        Outcome.SINGLE_RUN: gain.runs == 1,
-        Outcome.NO_VERDICT: bool(breaches or (slower and gain.caveats)),
-        Outcome.NO_GAIN: gain.ratio.as_fast,
-        Outcome.NO_PLAIN_YES: bool(gain.caveats),
-        Outcome.CANNOT_TELL: not gain.ratio.clear,
-        Outcome.SLOWER: slower,
-        Outcome.HIGHER_LOSS: judged.word == HIGHER and not unpaired,
-        Outcome.FOR_SPEED: judged.word not in (SAME, LOWER) and not of_loss,
-        Outcome.YES: not of_loss,
-    }
+    if runs:
+        found = differences(runs, reference_runs)
+        breaches = broken(runs) + broken(reference_runs) + found.forbidden
+        remarks = found.remarks
+    unpaired = list(losses.no_pairs(started, reference_started))
+    doubts = unpaired or list(losses.anomalies(runs, reference_runs, loss))
+    lost = compare_lost_runs(study, recipe, reference, are_paired=not unpaired)
+    doubts += lost.reasons
+    if study.on_cpu:
+        outcome = Outcome.CPU
+    elif lost.diverges:
+        outcome = Outcome.DIVERGED
+    elif not runs or is_fp8(reference, reference_started):
+        outcome = Outcome.NO_REFERENCE
+    elif breaches and speed.runs > 1:
+        outcome = Outcome.NO_VERDICT
+    else:
+        outcome = speed_outcome(speed)
+    if outcome == Outcome.YES:
+        outcome = loss_outcome(loss, are_paired=not unpaired, has_doubts=bool(doubts))
     return Finding(
         recipe=recipe,
-        outcome=next((case for case, holds in cases.items() if holds), Outcome.NO_PLAIN_YES),
-        speed=gain,
-        loss=judged,
-        break_even=break_even(own, others, gain),
+        outcome=outcome,
+        speed=speed,
+        loss=loss,
+        break_even=break_even(runs, reference_runs, speed),
         # Speeds of a CPU say nothing, and neither does what contradicts them.
-        reasons=breaches + ([] if study.on_cpu else gain.caveats) + of_loss,
-        remarks=remarks,
+        reasons=breaches + ([] if study.on_cpu else speed.caveats) + doubts,
+        remarks=remarks + lost.remarks,
     )
 
 
-def lost_runs(runs: list[Run], beside: list[Run], seeds: int) -> Counter:
+def speed_outcome(speed: SpeedUp) -> Outcome:
+    """Judge the speed alone: `YES` if the recipe is faster.
+
+    There is no plain answer, yes or no, while an honest way to count contradicts it.
+    """
+    ratio = speed.ratio
+    slower = ratio.mean < 1 - SMALL
+    if not speed.runs:
+        return Outcome.TOO_SHORT
+    if speed.runs == 1:
+        return Outcome.SINGLE_RUN
+    if speed.caveats:
+        return Outcome.NO_VERDICT if slower else Outcome.NO_PLAIN_YES
+    if ratio.as_fast:
+        return Outcome.NO_GAIN
+    if not ratio.clear:
+        return Outcome.CANNOT_TELL
+    return Outcome.SLOWER if slower else Outcome.YES
+
+
+def loss_outcome(loss: Verdict, are_paired: bool, has_doubts: bool) -> Outcome:
+    """Judge the loss of a recipe that is faster."""
+    if loss.word == HIGHER and are_paired:
+        return Outcome.HIGHER_LOSS
+    if has_doubts:
+        return Outcome.NO_PLAIN_YES
+    return Outcome.YES if loss.word == SAME else Outcome.FOR_SPEED
+
+
+# ---- rule 6 ----
+
+
+@dataclass(frozen=True)
+class LostRuns:
+    """What it says of a recipe that it lost more runs than its reference.
+
+    Args:
+        diverges: it diverged more often.
+        reasons: other losses that forbid a plain yes.
+        remarks: losses that may be chance: the machine lost the run.
+    """
+
+    diverges: bool
+    reasons: list[str]
+    remarks: list[str]
+
+
+def compare_lost_runs(study: Study, recipe: str, reference: str, are_paired: bool) -> LostRuns:
+    """Compare the runs that two recipes lost, cause by cause.
+
+    Args:
+        are_paired: whether losses of the two recipes compare.
+    """
+    runs = study.started(recipe)
+    reference_runs = study.started(reference)
+    seeds = len(study.file.seeds or {run.seed for run in runs + reference_runs})
+    lost = count_lost(runs, reference_runs if are_paired else [], seeds)
+    reference_lost = count_lost(reference_runs, runs if are_paired else [], seeds)
+    reasons = []
+    remarks = []
+    for cause in lost - reference_lost:
+        sentence = (
+            f"{lost[cause]} of its {seeds} runs were lost, or an attempt of them "
+            f"({example(runs, cause)}), beside {reference_lost[cause]} of the reference's"
+        )
+        if cause == OTHER_TRAINING:
+            remarks.append(sentence)
+        elif cause == BY_MACHINE and may_be_chance(lost[cause], reference_lost[cause], seeds):
+            remarks.append(f"{sentence}: machines lost them")
+        else:
+            reasons.append(sentence)
+    return LostRuns(lost[DIVERGED] > reference_lost[DIVERGED], reasons, remarks)
+
+
+def count_lost(runs: list[Run], reference_runs: list[Run], seeds: int) -> Counter:
     """Count the lost runs and failed attempts of a recipe by cause.
 
     Args:
-        beside: the other recipe's runs; none if losses of the two recipes do not compare.
+        reference_runs: the other recipe's; none if losses of the two recipes do not compare.
         seeds: how many runs there should be: one of each seed that either recipe has.
     """
-    causes = [run.ending for run in runs if not run.completed and run.ending != DIVERGED]
+    causes = Counter()
     for run in runs:
-        causes += {f"an earlier attempt {how}" for how in run.earlier}
-    causes += ["left no record"] * (seeds - len(runs))
-    causes += [DIVERGED] * losses.diverged(runs, beside)
-    return Counter(causes)
+        causes.update(causes_of(run))
+    causes[NO_RECORD] += max(0, seeds - len(runs))
+    causes[DIVERGED] += losses.count_diverged(runs, reference_runs)
+    return causes
+
+
+def causes_of(run: Run) -> set[str]:
+    """Collect why a run was lost, and why attempts of it were whose steps were thrown away.
+
+    Divergence is left out: the loss of a completed run may show it too.
+    """
+    causes = set()
+    if not run.completed and run.ending != DIVERGED:
+        causes.add(cause_of(run.ending))
+    for ending in run.earlier:
+        causes.add(f"an earlier attempt {ending}" if ending == DIVERGED else cause_of(ending))
+    return causes
+
+
+def cause_of(ending: str) -> str:
+    """Name the cause of an ending: all crashes are one, and so is all that machines do."""
+    if not ending.startswith("failed"):
+        return ending
+    if MACHINE_ERROR.search(ending) and not PROGRAM_ERROR.search(ending):
+        return BY_MACHINE
+    return CRASH
+
+
+def example(runs: list[Run], cause: str) -> str:
+    """Write the ending of the first run or attempt with a cause."""
+    for run in runs:
+        for ending in (run.ending, *run.earlier):
+            if cause_of(ending) == cause:
+                return ending
+    return cause
+
+
+def may_be_chance(count: int, reference_count: int, seeds: int) -> bool:
+    """Tell if one recipe may have lost more runs than the other by chance (Fisher's exact test)."""
+    table = [[count, seeds - count], [reference_count, seeds - reference_count]]
+    return stats.fisher_exact(table, "greater").pvalue > CHANCE

@@ -48,6 +48,15 @@ def as_json(comparison: Comparison) -> bytes:
             "low": ratio.low,
             "high": ratio.high,
             "reasons": best.reasons,
+            # Faster recipes with an undecided loss, beside a plain yes.
+            "undecided": [
+                {
+                    "recipe": each.recipe,
+                    **each.speed.ratio._asdict(),
+                    "runs_needed": each.loss.runs_needed,
+                }
+                for each in comparison.undecided
+            ],
         },
         "reference": comparison.reference,
         "findings": list(comparison.findings.values()),

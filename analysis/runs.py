@@ -5,6 +5,7 @@ Times are in seconds, shares of 1.
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from experiments.config.yaml_with_origins import load_sections
 from experiments.records.run import (
     ATTEMPT,
     MANIFEST,
@@ -21,16 +23,23 @@ from experiments.records.run import (
     PROOF,
     RECIPE,
     TIMING,
+    Environment,
     LogInterval,
     Manifest,
     Proof,
     RecordError,
     Stretch,
     Timing,
+    missing_steps,
+    read_if_there,
     read_log,
 )
 
+MIN_SEEDS = 3  # of each recipe, for a verdict on the loss
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
+# Endings of runs.
+DIVERGED = "diverged"
+NO_RECORD = "left no record"
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
 COLUMNS = {"step": int, "process": int, "steady": bool, "in_fp8": bool, "short": bool}
 COLUMNS |= dict.fromkeys(NUMBERS, float)
@@ -45,9 +54,14 @@ class Run:
             was set.
         path: the run directory; None where there is none.
         ending: how the run ended, without numbers, so that equal causes are equal texts.
-        earlier: how earlier attempts ended, but for those that were stopped on purpose.
-        facts: all known values of manifest and resolved recipe by key.path.
-        place: the GPU by its UUID, where that is recorded; else by host and number.
+        earlier: how earlier attempts ended that failed or diverged and whose steps were thrown
+            away.
+        facts: all known values of manifest, resolved recipe, proof and environment by key.path.
+        unknown: what keys begin with that the run's records do not tell, as older ones.
+        place: the GPU, or the first of several, for people.
+        machines, gpus: names of those that it used; empty if unknown.
+        attempts: the manifests of the attempts whose steps count.
+        packages: versions by the name of the environment file; None where the file is missing.
         spans: start and end of each attempt.
         steps: a row a step. `process`: the attempt, from 0, an index into `spans`; `steady`: the
             step counts for a rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for
@@ -60,10 +74,15 @@ class Run:
     recipe: str
     seed: str
     path: Path | None = None
-    ending: str = "left no record"
+    ending: str = NO_RECORD
     earlier: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
     place: str = ""
+    machines: frozenset[str] = frozenset()
+    gpus: frozenset[str] = frozenset()
+    attempts: list[Manifest] = field(default_factory=list)
+    packages: dict[str, dict[str, str] | None] = field(default_factory=dict)
     spans: list[tuple] = field(default_factory=list)
     steps: pd.DataFrame = field(default_factory=lambda: steps_table([], {}))
     manifest: Manifest | None = None
@@ -120,16 +139,15 @@ def read_run(path: Path) -> Run:
     attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
     folders = [*attempts, path]
     manifests = [Manifest.read(folder / MANIFEST) for folder in folders]
-    earlier = [ending(each) for each in manifests[:-1]]
     logs = [read_log(folder / METRICS) for folder in folders]
     timings = [Timing.read_if_there(folder / TIMING) for folder in folders]
+    check_attempts(folders, logs, timings)
     proof = Proof.read_if_there(path / PROOF)
     run = Run(
         recipe=manifest.recipe,
         seed=str(manifest.seed),
         path=path,
         ending=ending(manifest),
-        earlier=[how for how in earlier if how != "interrupted"],
         # Slurm may call every GPU of a host 0, and each container has a host name of its own.
         place=manifest.hardware.uuid
         or f"GPU {manifest.hardware.visible_devices} of {manifest.host}",
@@ -141,16 +159,105 @@ def read_run(path: Path) -> Run:
     )
     if run.ending == "completed" and run.length < manifest.steps:
         run.ending = "too short a log"
+    lost = missing_steps(run.steps.index, run.length)
+    if run.completed and lost:
+        raise RecordError(f"{path / METRICS}: has lost lines: steps {lost} are not on record")
+    run.earlier = failures_with_lost_steps(manifests, logs, run.steps)
     # An attempt counts whose steps were not lost.
-    made = [manifests[number].model_dump() for number in run.steps["process"].unique()]
+    run.attempts = [manifests[number] for number in run.steps["process"].unique()] or [manifest]
     seen = {
         "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
-        "attention": proof and proof.attention,
         "compile_cache": run.timings[0].compile_cache if run.timings else None,
     }
-    run.facts = joined([*made, seen, read_yaml(path / RECIPE)])
+    records = [attempt.model_dump() for attempt in run.attempts]
+    run.facts = joined([*records, seen, work_of_a_step(proof), read_yaml(path / RECIPE)])
     run.facts["steps"] = manifest.steps  # a run may be made longer
+    run.unknown = unknown_keys(run)
+    names = {attempt.environment for attempt in run.attempts}
+    run.packages = {name: read_packages(path, name) for name in names}
     return run
+
+
+def check_attempts(
+    folders: list[Path], logs: list[list[LogInterval]], timings: list[Timing | None]
+) -> None:
+    """Check the clock of each attempt, and the record of its start. Raises `RecordError`.
+
+    A log begins with the lines that it took over from the attempt before. Without that attempt's
+    log their clock would count as this attempt's.
+    """
+    earlier = set()
+    for folder, log, timing in zip(folders, logs, timings, strict=True):
+        clocks = [(interval.step, interval.elapsed_s) for interval in log]
+        added = [elapsed_s for step, elapsed_s in clocks if (step, elapsed_s) not in earlier]
+        if added != sorted(added):
+            raise RecordError(
+                f"{folder / METRICS}: elapsed_s: the clock runs backwards; perhaps the log of an "
+                "earlier attempt was lost"
+            )
+        if added and not timing:
+            raise RecordError(f"{folder / TIMING}: is missing, although steps were made")
+        earlier.update(clocks)
+
+
+def failures_with_lost_steps(
+    manifests: list[Manifest], logs: list[list[LogInterval]], steps: pd.DataFrame
+) -> list[str]:
+    """List how earlier attempts ended that failed or diverged, and whose steps were made again.
+
+    Attempts that were stopped or killed are none of them: a resumed run has the losses that it
+    would have had.
+    """
+    endings = []
+    for number, (manifest, log) in enumerate(zip(manifests[:-1], logs, strict=False)):
+        kept = max(steps.index[steps["process"] <= number], default=0)
+        lost_steps = bool(log) and log[-1].step > kept
+        if manifest.status in ("failed", "diverged") and lost_steps:
+            endings.append(ending(manifest))
+    return endings
+
+
+def work_of_a_step(proof: Proof | None) -> dict:
+    """Collect what the proof shows of a step's work and memory, whatever its precision."""
+    if not proof:
+        return {}
+    parameters = proof.parameters
+    return {
+        "attention": proof.attention,
+        "proof": {
+            "matmul_flops": sum(proof.gemm_flops.values()),
+            "trainable_parameters": parameters.trainable,
+            "elements_in_optimizer": parameters.elements_in_optimizer,
+            "bytes_per_parameter": parameters.bytes_per_parameter,
+        },
+    }
+
+
+def unknown_keys(run: Run) -> tuple[str, ...]:
+    """List what keys begin with that the records of a run do not tell."""
+    keys = []
+    if any(attempt.variables is None for attempt in run.attempts):
+        keys.append("variables.")
+    if any(attempt.hardware.vboost is None for attempt in run.attempts):
+        keys.append("hardware.vboost")
+    if not run.proof:
+        keys.append("proof.")
+    elif not run.proof.parameters.bytes_per_parameter:
+        keys.append("proof.bytes_per_parameter")
+    return tuple(keys)
+
+
+def read_packages(path: Path, name: str) -> dict[str, str] | None:
+    """Read the packages of a run's environment file, which is beside the run or in its study.
+
+    None if the file is missing or damaged: its name alone is known then.
+    """
+    for folder in (path, path.absolute().parent.parent):
+        file = folder / Path(name).name
+        with suppress(RecordError):
+            if file.is_file():
+                return Environment.read(file).packages
+    return None
 
 
 def span(manifest: Manifest, log: list[LogInterval]) -> tuple[datetime, datetime]:
@@ -175,21 +282,20 @@ def ending(manifest: Manifest) -> str:
         return "running or killed"
     if manifest.status == "failed" and manifest.error:
         message = manifest.error.strip().splitlines()[-1]
-        return f"failed: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message)[:100]}"
+        return f"failed: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message)[:200]}"
     return manifest.status
 
 
 def read_yaml(path: Path) -> dict:
-    """Read the sections of a YAML file; none without the file. Raises `RecordError`.
-
-    libyaml takes a tenth of the time of Python's parser.
-    """
-    if not path.exists():
+    """Read the sections of a YAML file; none without the file. Raises `RecordError`."""
+    content = read_if_there(path)
+    if content is None:
         return {}
     try:
-        return dict(yaml.load(path.read_bytes(), yaml.CSafeLoader))
-    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
-        raise RecordError(f"{path}: holds no sections in YAML") from error
+        return load_sections(content)
+    except (ValueError, yaml.YAMLError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RecordError(f"{path}: holds no sections in YAML: {reason}") from error
 
 
 def flat(sections: dict) -> dict[str, Any]:
@@ -243,3 +349,8 @@ def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
     """Choose the last tenth of the steps, whose mean loss is the final loss: enough steps to
     average batches out, and few enough to be the end of the run."""
     return steps.tail(max(1, len(steps) // 10))
+
+
+def first_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
+    """Choose the first tenth of the steps."""
+    return steps.head(max(1, len(steps) // 10))

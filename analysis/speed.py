@@ -23,6 +23,10 @@ SMALL = 0.01  # recipes are as fast within this distance: two GPUs of one model 
 MANY = 1000  # runs: nobody makes more
 PART_OF_LEAD = 0.25  # of a promised lead, that a reader may find missing
 
+# The levels of what runs share, and the unit of runs whose level is unknown.
+MACHINES, GPUS = "machines", "GPUs"
+UNKNOWN = "unknown"
+
 # The ways to count tokens/s. With fifths a fault in a tenth of the steps shows.
 MEAN = "the mean steady step"
 QUICK = "the quickest tenth of the steps"
@@ -125,25 +129,97 @@ def mfu(run: Run) -> float:
     return flops_per_s / manifest.peak_flops.bf16
 
 
+def rate_of_steps(run: Run) -> pd.Series:
+    """Count the tokens/s of each steady step."""
+    return run.steady["tokens"] / run.steady["seconds"]
+
+
+def mfu_of_steps(run: Run) -> pd.Series:
+    """Find the MFU of each steady step; NaN if the peak is unknown."""
+    return rate_of_steps(run) / tokens_per_s(run) * mfu(run)
+
+
 def rate_table(runs: list[Run]) -> pd.DataFrame:
     """Take logarithms of the rates of some runs: a row a run, a column a way."""
     return np.log(pd.DataFrame(map(rates, runs)))
 
 
-def ratios(own: list[Run], others: list[Run], level: float) -> dict[str, Ratio]:
+# ---- what counts once ----
+
+
+def are_paired(runs: list[Run], reference_runs: list[Run]) -> bool:
+    """Tell if two recipes ran on the same several GPUs one by one."""
+    gpus = [run.gpus for run in runs]
+    known = all(gpus) and len(set(gpus)) > 1
+    return known and gpus == [run.gpus for run in reference_runs]
+
+
+def find_units(runs: list[Run], reference_runs: list[Run]) -> tuple[list[str], list[str]]:
+    """Name the unit of each run of two recipes: what counts once.
+
+    Runs on one machine share what is particular to the machine, and so do runs on one GPU. If the
+    recipes had no machine in common, a machine counts once; else if they had no GPU in common, a
+    GPU does; else a run. Where a recipe's machines or GPUs are unknown, they may be one.
+    """
+    gpus, reference_gpus = group_names(runs, reference_runs, GPUS)
+    machines, reference_machines = group_names(runs, reference_runs, MACHINES)
+    if have_common(gpus, reference_gpus):
+        return [run.name for run in runs], [run.name for run in reference_runs]
+    if have_common(machines, reference_machines):
+        return gpus, reference_gpus
+    return machines, reference_machines
+
+
+def have_common(names: list[str], reference_names: list[str]) -> bool:
+    """Tell if two recipes have a machine, or a GPU, in common that is known."""
+    return bool(set(names) & set(reference_names) - {UNKNOWN})
+
+
+def group_names(
+    runs: list[Run], reference_runs: list[Run], level: str
+) -> tuple[list[str], list[str]]:
+    """Name the group of each run of two recipes: runs that a common machine or GPU links.
+
+    Runs on one GPU are on one machine, whatever the machine's name.
+    """
+    together = runs + reference_runs
+    groups: list[set[str]] = []
+    for run in together:
+        labels = labels_of(run, level)
+        linked = [group for group in groups if group & labels]
+        groups = [group for group in groups if not group & labels]
+        groups.append(labels.union(*linked))
+    gpus = set().union(*(run.gpus for run in together))
+    names = []
+    for run in together:
+        labels = labels_of(run, level)
+        group = next((group for group in groups if group & labels), set())
+        known = group if level == GPUS else group - gpus
+        names.append(min(known, default=UNKNOWN))
+    return names[: len(runs)], names[len(runs) :]
+
+
+def labels_of(run: Run, level: str) -> set[str]:
+    """Return what links a run to others: its GPUs, and at the level of machines also these."""
+    return {*run.gpus} if level == GPUS else {*run.gpus, *run.machines}
+
+
+# ---- ratios ----
+
+
+def ratios(runs: list[Run], reference_runs: list[Run], level: float) -> dict[str, Ratio]:
     """Find the ratio of two recipes by each way, with its interval."""
-    found = np.exp(difference(own, others, rate_table, level)).T
-    return {way: Ratio(*ends) for way, ends in zip(rates(own[0]), found.tolist(), strict=True)}
+    ends_by_way = np.exp(difference(runs, reference_runs, rate_table, level)).T.tolist()
+    return {way: Ratio(*ends) for way, ends in zip(rates(runs[0]), ends_by_way, strict=True)}
 
 
 def difference(
-    own: list[Run], others: list[Run], work_out: Callable, level: float = LEVEL
+    runs: list[Run], reference_runs: list[Run], work_out: Callable, level: float = LEVEL
 ) -> np.ndarray:
     """Estimate how far the mean of one recipe's runs is above another's, by Welch's t-test.
 
-    If both recipes ran in the same several places one by one, runs are paired by place, which
-    takes the differences between machines out. If the recipes had no place in common, a place
-    counts once, however many runs it had: a recipe that kept to one place has no interval.
+    If both recipes ran on the same several GPUs one by one, runs are paired by GPU, which takes the
+    differences between GPUs out. Else each unit counts once, however many runs it had.
 
     Args:
         work_out: values (runs, ...) of some runs.
@@ -151,17 +227,16 @@ def difference(
     Returns:
         As `estimate`.
     """
-    a, b = (
-        pd.DataFrame(work_out(runs)).set_axis([run.place for run in runs]) for runs in (own, others)
-    )
-    if a.index.equals(b.index) and a.index.nunique() > 1:
-        return estimate(a - b, level)
-    if a.index.intersection(b.index).empty:
-        a = a.groupby(level=0).mean()
-        b = b.groupby(level=0).mean()
+    table = pd.DataFrame(work_out(runs))
+    reference_table = pd.DataFrame(work_out(reference_runs))
+    if are_paired(runs, reference_runs):
+        return estimate(table - reference_table, level)
+    units, reference_units = find_units(runs, reference_runs)
+    table = table.groupby(units).mean()
+    reference_table = reference_table.groupby(reference_units).mean()
     with warnings.catch_warnings(action="ignore"):  # a single run, or runs that are equal
-        ends = stats.ttest_ind(a, b, equal_var=False).confidence_interval(level)
-    return np.array([a.mean() - b.mean(), *ends])
+        test = stats.ttest_ind(table, reference_table, equal_var=False)
+    return np.array([table.mean() - reference_table.mean(), *test.confidence_interval(level)])
 
 
 def estimate(values, level: float) -> np.ndarray:

@@ -1,11 +1,17 @@
-"""Read all runs of a study, and note missing planned runs. Rule 0: one training."""
+"""Read all runs of a study, and note missing planned runs. Rule 0: one training.
 
-from collections import defaultdict
+A copy of a run, and a run of another training, are left out by name.
+"""
+
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import permutations, product
 from pathlib import Path
 
-from analysis.runs import Run, read_run, read_yaml
+from analysis.runs import MIN_SEEDS, Run, joined, read_run, read_yaml
 from experiments.records.run import MANIFEST, STUDY_FILE, RecordError, StudyFile
 from models.errors import InputError
 
@@ -20,6 +26,9 @@ ONE_TRAINING = (
     "tokens_per_step",
     "checkpoint.initial_load_path",
 )
+OTHER_TRAINING = "of another training"  # the ending of a run
+LOADED_PACKAGES = ("torch", "nvidia-", "triton", "pytorch-triton")  # what their names begin with
+LINK_DEPTH = 3  # folders below a link that are looked at: STUDY/RECIPE/SEED
 
 
 class StudyError(InputError):
@@ -30,7 +39,7 @@ class StudyError(InputError):
 class Study:
     runs: list[Run]  # by recipe, in the order of the study, and by seed
     file: StudyFile
-    problems: list[str]  # records that could not be read
+    problems: list[str]  # records that could not be read, and runs that were left out
     clock_start: str = "the process"  # what wall times count from
 
     @property
@@ -54,37 +63,89 @@ class Study:
         return runs
 
 
+# ---- reading ----
+
+
 def read_study(*paths: Path) -> Study:
     """Read all runs at or below some folders. Raises `StudyError` if they cannot be compared."""
-    folders = set()
-    files = set()
     for path in paths:
-        folders |= {manifest.parent for manifest in path.rglob(MANIFEST)}
-        files |= set(path.rglob(STUDY_FILE))
+        if not path.exists():
+            raise StudyError(f"{path}: is not there")
+    folders = sorted(find_folders(paths))
+    files = [folder / STUDY_FILE for folder in folders if (folder / STUDY_FILE).exists()]
+    # Scattered runs have no study.yaml, or several.
+    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
+    planned = {(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)}
+    runs, problems = read_runs(folders, planned)
+    if not any(run.manifest for run in runs):
+        raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
+    runs, copies = leave_out_copies(runs)
+    add_packages(runs)
+    locate([run for run in runs if run.manifest])
+    mark_shared_gpus(runs)
+    runs, odd_runs = leave_out_other_trainings(runs, file)
+    runs, second_runs = leave_out_second_runs(runs)
+    recorded = {(run.recipe, run.seed) for run in runs}
+    runs += [Run(recipe, seed) for recipe, seed in planned if (recipe, seed) not in recorded]
+    order = [*file.recipes, *(run.recipe for run in runs)]
+    runs.sort(key=lambda run: (order.index(run.recipe), len(run.seed), run.seed))
+    return Study(runs, file, problems + copies + odd_runs + second_runs)
+
+
+def find_folders(tops: Iterable[Path]) -> list[Path]:
+    """List all folders at or below some folders, each once, also behind links."""
+    found: dict[Path, Path] = {}
+    waiting = [(top, math.inf) for top in tops]
+    while waiting:
+        top, depth = waiting.pop(0)
+        for name, below, _ in os.walk(top):
+            folder = Path(name)
+            if folder.resolve() in found:
+                below.clear()
+                continue
+            found[folder.resolve()] = folder
+            if len(folder.relative_to(top).parts) >= depth:
+                below.clear()
+            links = [folder / each for each in sorted(below) if is_followed(folder / each)]
+            waiting += [(link, LINK_DEPTH) for link in links]
+    return [*found.values()]
+
+
+def is_followed(path: Path) -> bool:
+    """Tell if a folder is a link that may be followed.
+
+    A link in a folder that somebody else sent must not lead out of what is theirs: a link is
+    followed if this user made it, or if it leads to a folder of whoever made it. A link to a folder
+    above it leads to other studies.
+    """
+    if not path.is_symlink():
+        return False
+    target = path.resolve()
+    if path.parent.resolve().is_relative_to(target):
+        return False
+    return path.lstat().st_uid in (os.geteuid(), target.stat().st_uid)
+
+
+def read_runs(folders: list[Path], planned: set[tuple[str, str]]) -> tuple[list[Run], list[str]]:
+    """Read the runs in some folders. Returns them, and a sentence on each unreadable one.
+
+    An unreadable run is a run without records; a damaged copy of a run, whose folder is no planned
+    run's, is none.
+    """
     runs = []
     problems = []
-    for path in sorted(folders):
-        if (path.parent / MANIFEST).exists():
-            continue  # an earlier attempt, which belongs to the run above it
+    for path in folders:
+        # An earlier attempt belongs to the run above it.
+        if not (path / MANIFEST).exists() or (path.parent / MANIFEST).exists():
+            continue
         try:
             runs.append(read_run(path))
         except RecordError as error:
             problems.append(str(error))
-            seed = path.name.removeprefix("seed")
-            runs.append(Run(path.parent.name, seed, path=path, ending="unreadable records"))
-    if not any(run.manifest for run in runs):
-        raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
-    # Scattered runs have no study.yaml, or several.
-    file = read_study_file(*files) if len(files) == 1 else StudyFile()
-    recorded = {run.name for run in runs}
-    for recipe, seed in product(file.recipes, file.seeds):
-        if f"{recipe}/seed{seed}" not in recorded:
-            runs.append(Run(recipe, str(seed)))
-    order = [*file.recipes, *(run.recipe for run in runs)]
-    runs.sort(key=lambda run: (order.index(run.recipe), len(run.seed), run.seed))
-    check_one_training([run for run in runs if run.completed])
-    mark_shared_gpus(runs)
-    return Study(runs, file, problems)
+            place = path.parent.name, path.name.removeprefix("seed")
+            if place in planned or not planned:
+                runs.append(Run(*place, path=path, ending="unreadable records"))
+    return runs, problems
 
 
 def read_study_file(path: Path) -> StudyFile:
@@ -95,31 +156,174 @@ def read_study_file(path: Path) -> StudyFile:
         raise StudyError(f"{path}: is not what a study writes") from error
 
 
-def check_one_training(runs: list[Run]) -> None:
-    """Raise `StudyError` if runs differ in what is trained or in the learning rate of a step, or if
-    a run is there twice."""
-    found = {}
+# ---- one training, each run once ----
+
+
+def leave_out_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    """Leave out copies: runs of one recipe and seed that began at one time.
+
+    Returns the other runs, and a sentence on each copy. Of a run and its copies the completed one
+    counts, and the one in its place in the study.
+    """
+    first: dict[tuple, Run] = {}
+    sentences = []
+    for run in sorted(runs, key=preference):
+        if run.spans:
+            began, _ = run.spans[0]
+            original = first.setdefault((run.recipe, run.seed, began), run)
+            if original != run:
+                sentences.append(f"{run.path}: is a copy of {original.path}")
+    copies = {run for run in runs if run.spans and run not in first.values()}
+    return [run for run in runs if run not in copies], sentences
+
+
+def leave_out_second_runs(runs: list[Run]) -> tuple[list[Run], list[str]]:
+    """Leave out second completed runs of a seed: a seed counts once.
+
+    The run in its place in the study counts, else the first that was made. Returns the other runs,
+    and a sentence on each second run.
+    """
+    first: dict[tuple, Run] = {}
+    for run in sorted(runs, key=preference):
+        if run.completed:
+            first.setdefault((run.recipe, run.seed), run)
+    second = [run for run in runs if run.completed and run not in first.values()]
+    sentences = [
+        f"{run.path}: is a second run of {run.name}, and a seed counts once" for run in second
+    ]
+    return [run for run in runs if run not in second], sentences
+
+
+def preference(run: Run) -> tuple:
+    """Return what decides which of several runs of a seed counts: the lowest."""
+    in_place = run.path.parent.name == run.recipe and run.path.name == f"seed{run.seed}"
+    began = run.spans[0][0].timestamp() if run.spans else math.inf
+    return not run.completed, not in_place, began, str(run.path)
+
+
+def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Run], list[str]]:
+    """Leave out the runs that differ from most in what is trained or in a step's learning rate.
+
+    Returns the other runs, with a planned one as a run that does not count; and a sentence on each
+    that is left out. Raises `StudyError` if too little of a recipe is left: then two trainings were
+    made, and not one with an odd run.
+    """
+    recorded = [run for run in runs if run.manifest]
+    usual = most_usual([run for run in recorded if run.completed] or recorded)
+    differing = [run for run in recorded if first_difference(run, usual)]
+    others = [run for run in runs if run not in differing]
+    completed = Counter(run.recipe for run in others if run.completed)
+    made = {(run.recipe, run.seed) for run in others}
+    seeds = {str(seed) for seed in file.seeds} or {run.seed for run in others}
+    sentences = []
+    for run in differing:
+        key = first_difference(run, usual)
+        difference = f"{key} is {training(usual)[key]} in {usual.path} and {training(run)[key]}"
+        is_of_study = run.recipe in file.recipes or not file.recipes
+        is_missed = is_of_study and run.seed in seeds and (run.recipe, run.seed) not in made
+        needed = MIN_SEEDS if is_missed else int(is_of_study)
+        if run.completed and completed[run.recipe] < needed:
+            raise StudyError(
+                f"these are not the runs of one training: {difference} in {run.path}; give the "
+                "folder of one study"
+            )
+        sentences.append(f"{run.path}: is {OTHER_TRAINING}: {difference} there")
+        if is_missed:
+            run.ending = OTHER_TRAINING
+            others.append(run)
+    return others, sentences
+
+
+def most_usual(runs: list[Run]) -> Run:
+    """Choose the run whose training is that of most runs."""
+    counts = {}
     for run in runs:
-        facts = {key: run.facts.get(key) for key in ONE_TRAINING}
-        rates = run.steps["lr"].dropna().map("{:.4g}".format)
-        facts |= rates.rename("the learning rate of step {}".format).to_dict()
-        facts[f"the folder of {run.name}"] = run.path
-        for key, value in facts.items():
-            first, path = found.setdefault(key, (value, run.path))
-            if value != first:
-                raise StudyError(
-                    f"these are not the runs of one training, each once: {key} is {first} in "
-                    f"{path} and {value} in {run.path}; give the folder of one study"
-                )
+        counts[run] = sum(first_difference(other, run) is None for other in runs)
+    return max(runs, key=counts.get)
+
+
+def first_difference(run: Run, usual: Run) -> str | None:
+    """Find the first key in which two runs are not one training; None if they are."""
+    facts, expected = training(run), training(usual)
+    for key in expected:
+        if key in facts and facts[key] != expected[key]:
+            return key
+    return None
+
+
+def training(run: Run) -> dict[str, str]:
+    """Collect what a run trained: `ONE_TRAINING`, and the learning rate of each logged step.
+
+    A run that made no step has no tokens a step to compare.
+    """
+    facts = {key: run.facts.get(key) for key in ONE_TRAINING}
+    if not run.length:
+        del facts["tokens_per_step"]
+    rates = run.steps["lr"].dropna().map("{:.4g}".format)
+    return facts | rates.rename("the learning rate of step {}".format).to_dict()
+
+
+# ---- what runs share ----
+
+
+def add_packages(runs: list[Run]) -> None:
+    """Add installed packages to the facts of runs, by the environment files of all of them.
+
+    What torch loads stands under `packages`, the others under `other_packages`. Without its file a
+    run's packages are unknown.
+    """
+    known: dict[str, dict] = {}
+    for run in runs:
+        known |= {name: packages for name, packages in run.packages.items() if packages}
+    for run in runs:
+        if not run.packages or run.packages.keys() - known.keys():
+            run.unknown += ("packages.", "other_packages.")
+            continue
+        records = []
+        for name in run.packages:
+            loaded = {}
+            others = {}
+            for package, version in known[name].items():
+                group = loaded if package.lower().startswith(LOADED_PACKAGES) else others
+                group[package] = version
+            records.append({"packages": loaded, "other_packages": others})
+        run.facts |= joined(records)
+
+
+def locate(runs: list[Run]) -> None:
+    """Find the machines and GPUs of runs.
+
+    A machine is its boot id. Where none is on record it is a host name that several runs share: a
+    container invents a host name, and no other run has it. A GPU is its UUID, else its number on a
+    known machine.
+    """
+    hosts = Counter()
+    for run in runs:
+        hosts.update({attempt.host for attempt in run.attempts})
+    for run in runs:
+        machines: set[str] = set()
+        gpus: set[str] = set()
+        for attempt in run.attempts:
+            boot_ids = {machine for machine in attempt.machines if machine}
+            shared_host = {attempt.host} if hosts[attempt.host] > 1 else set()
+            here = boot_ids or shared_host
+            uuids = {gpu for gpu in [attempt.hardware.uuid, *attempt.gpus] if gpu}
+            numbers = (attempt.hardware.visible_devices or "None").split(",")
+            numbered = {f"GPU {number} of {machine}" for number in numbers for machine in here}
+            machines |= here
+            gpus |= uuids or numbered
+        run.machines = frozenset(machines)
+        run.gpus = frozenset(gpus)
 
 
 def mark_shared_gpus(runs: list[Run]) -> None:
-    """Mark the places of runs with another run on their GPU at the same time."""
+    """Mark the GPUs of runs with another run on their GPU at the same time: they are slower."""
     shared = set()
     for run, other in permutations(runs, 2):
         kept = [run.spans[process] for process in run.steps["process"].unique()]
         for (start, end), (other_start, other_end) in product(kept, other.spans):
-            if run.place == other.place and max(start, other_start) < min(end, other_end):
+            if run.gpus & other.gpus and max(start, other_start) < min(end, other_end):
                 shared.add(run)
     for run in shared:
+        run.gpus = frozenset(f"{gpu} beside another run" for gpu in run.gpus)
         run.place += " beside another run"

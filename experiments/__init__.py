@@ -21,7 +21,8 @@ The files from `make study` to the first step of an optimizer, in the order of t
       corpus/rows.py                 its data, from the token file of tokens.py
       jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
-      training/attempt.py            the run from here to its end: its folder, its training
+      training/attempt.py            the run from here to its end: its folder, its training;
+                                     places.py says where
       training/trainer.py            `Trainer.train_step`, with checkpoint.py, metrics.py and
                                      proof.py; forward and backward are torchtitan's
 """

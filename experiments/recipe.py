@@ -60,7 +60,7 @@ def print_recipe(name: str, overlays: list[str], overrides: list[str], everythin
     if they are asked for."""
     recipe = recipes.load(name, overlays, overrides)
     made = recipe.made
-    parent = recipes.load(made.base, made.overlays) if made.base else recipe
+    parent = recipes.load(made.base, made.overlays, compared=True) if made.base else recipe
     print(f"{recipe.name}: {recipe.description}")
     if made.base:
         print(f"Changes in {made.base}:")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from experiments.config import recipes
 from experiments.jobs.command import COMPLETED, CommandLine, Stop, check_alone, leave
+from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
@@ -89,6 +90,8 @@ def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
     out = args.out or (Path(args.name) if there else None)
     if out:
         check_layout(out)
+    if not there and args.name not in recipes.yaml_files(recipes.RECIPES):
+        check_mark(Path(args.name), "run", RECIPE)
     overrides = args.overrides + ([f"debug.seed={args.seed}"] if args.seed else [])
     return recipes.load(file if there else args.name, args.overlay, overrides), out
 

@@ -29,7 +29,6 @@ from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
     dump,
     find,
-    nested,
     read_file,
     read_override,
     validated,
@@ -47,8 +46,23 @@ from experiments.jobs.command import (
     seeds,
 )
 from experiments.jobs.runner import Job, compile_folders, run_all
-from experiments.records.files import check_folder, dated_folder, lock_folder, write_whole
-from experiments.records.run import MANIFEST, STUDY_FILE, Manifest, RecordError, Seed, last_step
+from experiments.records.files import (
+    check_folder,
+    check_mark,
+    dated_folder,
+    lock_folder,
+    write_whole,
+)
+from experiments.records.run import (
+    MANIFEST,
+    METRICS,
+    RECIPE,
+    STUDY_FILE,
+    Manifest,
+    RecordError,
+    Seed,
+    last_step,
+)
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,6 +71,7 @@ if TYPE_CHECKING:
 DEFAULT = "four_way"
 AUTO = "auto"  # in place of overlays: what this machine can hold
 PROGRAM = ".venv/bin/python -m experiments.study"
+JOB = "sbatch launch/alps_fp8.sbatch"
 FOR_A_VERDICT = 3  # seeds
 
 
@@ -102,15 +117,16 @@ def main(argv: list[str] | None = None) -> int:
         write_whole(out / STUDY_FILE, dump(study.model_dump()))
         run_all(runs, stop)
         codes = {run.code for run in runs} - {COMPLETED}
-        reported = COMPLETED if codes and stop.code else _report(study, out, args.verbose)
+        steps = min(plan.config.training.steps for plan in plans.values())
+        reported = COMPLETED if codes and stop.code else _report(study, steps, out, args.verbose)
     if not codes:
         return reported
-    print(f"Not all runs completed; to go on with them: {PROGRAM} {quote(str(out))}")
+    print(f"Not all runs completed; to resume them: {choose_command()} {quote(str(out))}")
     return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), FAILED)
 
 
 def _command_line() -> CommandLine:
-    parser = CommandLine("experiments.study", __doc__)
+    parser = CommandLine("experiments.study", __doc__, takes_keys=True)
     add = parser.add_argument
     add(
         "names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's folder"
@@ -163,7 +179,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         if started != study:
             raise InputError(
                 f"{out} holds another study: choose another --out, or go on with that one, and "
-                f"more --seeds if you like: {PROGRAM} {quote(str(out))}"
+                f"more --seeds if you like: {choose_command()} {quote(str(out))}"
             )
     return study, out
 
@@ -180,6 +196,8 @@ def load(names: list[str]) -> Study:
     if names[0] in there:
         return read(there[names[0]])
     for name in names:
+        if name not in there | known:
+            check_mark(Path(name), "study", STUDY_FILE)
         find(kind, name, there | known)
     by_preference = ["baseline", "baseline_compiled", *names]
     return Study(
@@ -194,7 +212,7 @@ def load(names: list[str]) -> Study:
 def read(path: Path, kind: type[Study] = Study) -> Study:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys = read_file(path)
-    study = validated(kind.model_validate, nested(keys), keys, kind.model_fields)
+    study = validated(kind.model_validate, keys, kind.model_fields)
     known = yaml_files(recipes.RECIPES)
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
@@ -217,9 +235,11 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     from experiments.training.plan import plan
     from models import device
 
-    plans = {}
-    for name in study.recipes:
-        plans[name] = plan(recipes.load(name, study.overlays, study.overrides))
+    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    plans = {name: plan(recipe) for name, recipe in loaded.items()}
+    untried = device.untried_torch()
+    if untried:
+        print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
         caches = compile_folders()
@@ -242,7 +262,10 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job
         recipe = plan.recipe.with_seed(seed)
         recipes.check_recipe(folder, recipe)
         if _completed(folder):
+            lost = [name for name in (RECIPE, METRICS) if not (folder / name).exists()]
             print(f"complete already: {folder}")
+            if lost:
+                print(f"It lost {' and '.join(lost)}: to make the run again, delete that folder")
             continue
         text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)
@@ -261,7 +284,17 @@ def _completed(run: Path) -> bool:
 # ---- report ----
 
 
-def _report(study: Study, out: Path, verbose: bool) -> int:
+def is_job() -> bool:
+    """Look for a job of Slurm. The node it was submitted on may lack the job's Python."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def choose_command() -> str:
+    """Choose the command to resume a study: here, or by a job."""
+    return JOB if is_job() else PROGRAM
+
+
+def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
     """Print the answer, write the page, and say what to look at next.
 
     A report that fails costs no run. Returns the exit code.
@@ -269,19 +302,28 @@ def _report(study: Study, out: Path, verbose: bool) -> int:
     folder, page = quote(str(out)), out / "report.html"
     try:
         from analysis import report  # pandas: a second
+        from analysis.runs import MIN_STEPS
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
+        again = f".venv/bin/python -m analysis.report {folder} --html {quote(str(page))}"
+        if is_job():
+            again = f"{JOB} {folder}"
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            f"that is mended, .venv/bin/python -m analysis.report {folder} "
-            f"--html {quote(str(page))}"
+            f"that is fixed, {again}"
         )
         return FAILED
-    print(f"\nPage       {page}\nNotebooks  make lab")
+    notebooks = f"make lab RUNS={folder}"
+    if is_job():  # nobody sits at this machine
+        folder = f"runs/{quote(out.name)}"
+        source = quote(f"CLUSTER:{out.absolute()}")
+        notebooks = f"at home: rsync -a --exclude checkpoint {source} runs/"
+        notebooks += f" && make lab RUNS={folder}"
+    print(f"\nPage       {page}\nNotebooks  {notebooks}")
     print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
-    if len(study.seeds) < FOR_A_VERDICT:
-        print(f"Verdict    {PROGRAM} {folder} --seeds {FOR_A_VERDICT}")
+    if len(study.seeds) < FOR_A_VERDICT and steps >= MIN_STEPS:
+        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
     return COMPLETED
 
 

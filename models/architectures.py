@@ -24,7 +24,7 @@ from torchtitan.models.llama3.infra import parallelize as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
 
 from models.errors import InputError
-from models.flops import Dense
+from models.flops import Dense, explain_unfit_heads
 
 # PyTorch's fourth, EFFICIENT_ATTENTION, has grouped KV heads from torch 2.14 on (pytorch pull
 # request 191085).
@@ -49,11 +49,9 @@ class FromRecipe(Dense):
         for name, size in vars(job_config.model.sizes).items():
             if size is not None:
                 setattr(self, name, size)
-        if self.n_heads % self.n_kv_heads or self.head_dim % 2:
-            raise InputError(
-                f"model.sizes: n_kv_heads ({self.n_kv_heads}) must divide n_heads "
-                f"({self.n_heads}), and a head's features ({self.head_dim}) must be even"
-            )
+        unfit = explain_unfit_heads(self)
+        if unfit:
+            raise InputError(unfit)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
         """Count from the configuration, not from `model`: the same for every recipe, whatever
@@ -213,8 +211,7 @@ def parallelize(
 ) -> nn.Module:
     """Recompute, compile and `shard` a model as the recipe asks, in torchtitan's order."""
     keys = job_config.compile
-    compiled = keys.enable and "model" in keys.components
-    by_block = compiled and keys.scope == "block"
+    by_block = keys.compiles_model and keys.scope == "block"
     torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
 
     if job_config.activation_checkpoint.mode != "none":
@@ -229,6 +226,6 @@ def parallelize(
         model.compile_blocks(keys)
     if shard:
         shard(model, parallel_dims, job_config)
-    if compiled and not by_block:
+    if keys.compiles_model and not by_block:
         model.compile(backend=keys.backend)
     return model

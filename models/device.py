@@ -26,6 +26,27 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from models import gpus, host_memory
+from models.errors import InputError
+
+OLDEST, NEWEST = (2, 11), (2, 15)  # torch, of those that this project was tried with
+
+
+def torch_version() -> tuple[int, int]:
+    """Return torch's version, as (2, 14) of NVIDIA's 2.14.0a0+nv26.09 too."""
+    major, minor = re.findall(r"\d+", torch.__version__)[:2]
+    return int(major), int(minor)
+
+
+def check_torch() -> None:
+    """Raise `InputError` for an older torch than the oldest one."""
+    if torch_version() < OLDEST:
+        raise InputError(
+            f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST))}, the oldest "
+            "that this project runs with: install a newer torch, or take another Python"
+        )
+
+
+check_torch()
 
 # Importing torchao warns of kernels and calls that are not used here.
 for _name in ("torchao", "torch.utils._pytree"):
@@ -169,8 +190,20 @@ def memory_bytes() -> int:
 
 
 def peak() -> gpus.Gpu | None:
-    """Find this GPU in the table of models/gpus.py; None for a CPU or a GPU not in the table."""
-    return gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
+    """Find this GPU in the table of models/gpus.py; None for a CPU, for a GPU not in the table, and
+    for a GPU whose peaks no datasheet has."""
+    gpu = gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
+    return gpu if gpu and gpu.bf16 else None
+
+
+def untried_torch() -> str | None:
+    """Name a torch newer than `NEWEST` in a sentence; None for others."""
+    if torch_version() <= NEWEST:
+        return None
+    newest = ".".join(map(str, NEWEST))
+    return (
+        f"{torch.__version__} is newer than {newest}, the newest that this project was tried with"
+    )
 
 
 # ---- work given to the device ----

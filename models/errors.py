@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterable
 
+REINSTALL = "rm -r .venv && make install"
+"""Makes the environment anew, with the torch that this machine's driver can use."""
+
 
 class InputError(ValueError):
     """Bad input: the message says what is wrong and how to mend it.

@@ -32,7 +32,8 @@ From a recipe's section `quantize.linear.float8`, called `keys` here, to torchao
 
 Differences to torchtitan's converter:
 
-* Without a `recipe_name` there is no FP8; in torchtitan that is FP8 with one scale a tensor.
+* Without a `recipe_name` there is no FP8, and the other keys are refused; in torchtitan that is FP8
+  with one scale a tensor.
 * A name filter is exact (a shell pattern over the full module name) and must match something.
 * Converting no layer is an error, and so is a layer whose sizes are no multiples of 16.
 * Linear layers of a class of their own stay in bf16.
@@ -57,9 +58,8 @@ from torchtitan.tools.logging import logger
 
 from models.cpu_matmuls import onednn_is_slow_in_fp8
 from models.errors import InputError, by_pattern
-from models.scaling import SCALINGS, Scaling
+from models.scaling import FILTERS, SCALINGS, Scaling, explain_unfit_layers, unfit_layers
 
-FILTERS = "quantize.linear.float8.filter_fqns"
 AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
 OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
 
@@ -131,12 +131,9 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
             chosen -= matched
     if not chosen:
         raise InputError(f"FP8 would convert no layer: {FILTERS} leaves none of them")
-    unfit = [name for name in chosen if any(side % 16 for side in linears[name].weight.shape)]
+    unfit = unfit_layers({name: linears[name].weight.shape for name in chosen})
     if unfit:
-        raise InputError(
-            f"FP8 needs layers whose sides are multiples of 16: add {by_pattern(unfit)} to "
-            f"{FILTERS}, or choose another model.flavor or model.sizes"
-        )
+        raise InputError(explain_unfit_layers(unfit))
     return chosen
 
 

@@ -24,6 +24,16 @@ def embedding(args) -> int:
     return 0 if args.enable_weight_tying else args.vocab_size * args.dim
 
 
+def explain_unfit_heads(args) -> str | None:
+    """Say why heads cannot share keys and values, or be turned by RoPE; None if they can."""
+    if args.n_heads % args.n_kv_heads == 0 and args.head_dim % 2 == 0:
+        return None
+    return (
+        f"model.sizes: n_kv_heads ({args.n_kv_heads}) must divide n_heads "
+        f"({args.n_heads}), and a head's features ({args.head_dim}) must be even"
+    )
+
+
 def count(number: float) -> str:
     """Format a number of parameters in words: three digits, in millions or billions: `8.05 B`."""
     return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
@@ -127,7 +137,7 @@ def memory_by_use(config, args, shards: int, passes: int = 1) -> dict[str, float
         shards=shards,
         accumulates=passes > 1,
         itemsize=ITEMSIZE[training.dtype],
-        compiled=config.compile.enable,
+        compiled=config.compile.compiles_model,
         recomputes=config.activation_checkpoint.mode == "full",
         in_fp8=config.quantize.linear.float8.recipe_name is not None,
     )

@@ -39,7 +39,7 @@ class Hierarchy(NamedTuple):
 
 
 def cgroup_limits() -> Iterator[int]:
-    """Yield the memory limits of this process's groups, in bytes: of each group and those around
+    """Yield the memory limits of this process's groups, in bytes: of each group and its parents
     it."""
     for hierarchy in hierarchies():
         folder = hierarchy.folder / _path_below(hierarchy)
@@ -52,7 +52,7 @@ def cgroup_limits() -> Iterator[int]:
 
 
 def hierarchies() -> Iterator[Hierarchy]:
-    """Yield the mounted hierarchies that can limit memory; none where Linux does not show them.
+    """Yield mounted hierarchies with memory limits; none where Linux does not show them.
 
     A line of mountinfo: `30 25 0:26 ROOT FOLDER rw,nosuid shared:9 - cgroup2 cgroup2 rw,memory`.
     """

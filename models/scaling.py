@@ -6,9 +6,17 @@ Scalings differ in which values share a scale:
 * `tensorwise`: all of a tensor. Then one outlier makes all other values small.
 * `rowwise`: each row of the left operand and each column of the right one, so that an outlier costs
   only its own row. `rowwise_with_gw_hp` computes the gradient of the weight in bf16.
+
+FP8's matmuls take no sides but multiples of 16: of a layer, and the tokens of a forward pass.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
+
+from models.errors import by_pattern
+
+FILTERS = "quantize.linear.float8.filter_fqns"
+MULTIPLE = 16
 
 
 class Scaling(NamedTuple):
@@ -23,3 +31,30 @@ SCALINGS = {
     "rowwise": Scaling(by_rows=True),
     "rowwise_with_gw_hp": Scaling(by_rows=True, matmuls=2),
 }
+
+
+def unfit_layers(shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Name the layers with a side of no multiple of 16: FP8 cannot multiply them.
+
+    `shapes`: (out_features, in_features) by module name.
+    """
+    return [name for name, sides in shapes.items() if any(side % MULTIPLE for side in sides)]
+
+
+def explain_unfit_layers(names: list[str]) -> str:
+    """Say what to do about `unfit_layers`."""
+    return (
+        f"FP8 needs layers whose sides are multiples of {MULTIPLE}: add {by_pattern(names)} to "
+        f"{FILTERS}, or choose another model.flavor or model.sizes"
+    )
+
+
+def explain_unfit_tokens(seq_len: int, batch: int) -> str | None:
+    """Say why FP8 cannot multiply the tokens of a forward pass; None if it can."""
+    tokens = seq_len * batch
+    if tokens % MULTIPLE == 0:
+        return None
+    return (
+        f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of {MULTIPLE}, since the "
+        "weight-gradient GEMM contracts over tokens"
+    )

@@ -13,6 +13,7 @@ VOCABULARY = {"</s>": EOS} | {f"w{i}": i for i in range(1, 500)}
 def write_tokenizer(path, vocabulary=VOCABULARY):
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w1"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([token for token in vocabulary if token == "</s>"])
     tokenizer.enable_truncation(
         2
     )  # as some published tokenizers do; a corpus must not be cut by it

@@ -24,6 +24,7 @@ ROOMS = {
     # None of these needs torch.
     "analysis": [
         "experiments/config/recipes",
+        "experiments/config/yaml_with_origins",
         "experiments/records",
         "experiments/jobs/command",
         "models/errors",

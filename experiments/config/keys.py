@@ -7,7 +7,7 @@ declare the keys that this project adds.
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from types import ModuleType
@@ -18,21 +18,32 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
 from torchtitan.config import job_config as titan
 
+from experiments.config.moved_keys import find_move
+from experiments.config.unread import FLOAT8, SCALING
 from experiments.config.yaml_with_origins import (
     EXTENSIONS,
     Keys,
     flat,
-    nested,
     refusal,
     validated,
 )
-from experiments.records.run import AtLeast1, Count, Seed, Share
-from models.scaling import SCALINGS
+from experiments.records.run import AtLeast1, Count, Seed, Share, Steps
+from models.scaling import SCALINGS, explain_unfit_tokens
+
+BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
 
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
 Beta = Annotated[float, Field(ge=0, lt=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[Finite, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
+
+BPE_END_OF_TEXT = "<|end_of_text|>"  # of the BPE that is trained on the corpus
+
+NOTHING_IN_FP8 = (
+    f"is not read, because without {SCALING} nothing is in FP8: set that, to tensorwise for "
+    "torchtitan's default, or leave this out"
+)
 
 LIMITS = {
     "profiling.profile_freq": AtLeast1,
@@ -55,7 +66,7 @@ LIMITS = {
     "training.global_batch_size": AutoOrCount,
     "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
     "training.max_norm": Annotated[float, Field(gt=0)],
-    "training.steps": AtLeast1,
+    "training.steps": Steps,
     "parallelism.data_parallel_replicate_degree": AtLeast1,
     "parallelism.data_parallel_shard_degree": AutoOrCount,
     "checkpoint.interval": AtLeast1,
@@ -65,7 +76,7 @@ LIMITS = {
     # the compiler; the other two, which generate no code, are for looking for its errors
     "compile.backend": Literal["inductor", "aot_eager", "eager"],
     # how operands are scaled, which turns FP8 on
-    "quantize.linear.float8.recipe_name": Literal[tuple(SCALINGS)] | None,
+    SCALING: Literal[tuple(SCALINGS)] | None,
 }
 """Values of torchtitan's keys, where they are fewer than torchtitan's."""
 
@@ -78,7 +89,8 @@ LEFT_OUT = {
     "profiling.save_": IN_FOLDER,
     "metrics.save_tb_folder": IN_FOLDER,
     "model.name": "follows from model.flavor; leave it out",
-    "model.converters": "follows from quantize.linear.float8; leave it out",
+    "model.converters": "follows from quantize.linear.float8.recipe_name: set that, to tensorwise "
+    "for torchtitan's default, and leave this out",
     "model.tokenizer_path": "is model.hf_assets_path",
     "model.print_after_conversion": UNUSED,
     "optimizer.early_step_in_backward": "would leave no gradients to look at; leave it out",
@@ -161,6 +173,11 @@ class Compile(titan.Compile):
     """Let compiled kernels round intermediates to bf16 where eager would
     (torch._inductor.config)."""
 
+    @property
+    def compiles_model(self) -> bool:
+        """True if the blocks, or the whole model, are compiled; the loss alone does not count."""
+        return self.enable and "model" in self.components
+
 
 class Comm(titan.Comm):
     nccl_max_ctas: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -194,6 +211,10 @@ class Data:
     bpe_vocab_size: Annotated[int, Field(ge=257, le=10**6)] = 32768  # 256 bytes and end-of-text
     """Size of the byte-level BPE trained on the corpus itself, where `model.hf_assets_path` is
     empty."""
+
+    end_of_text: str | None = None
+    """Token at the end of each document, one of the tokenizer's; null: the `eos_token` of the
+    tokenizer's tokenizer_config.json, else a special token of a usual name, as `<eos>`."""
 
     cache_dir: str = ".cache/data"
     """Where prepared token files are kept, one folder per content hash."""
@@ -248,16 +269,25 @@ def extensions_of(keys: Keys | None = None) -> dict[str, ModuleType]:
     return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
 
 
-def validate(keys: Keys, extensions: dict[str, ModuleType]) -> Config:
+def validate(
+    keys: Keys, extensions: dict[str, ModuleType], of_scaling: Sequence[str] = ()
+) -> Config:
     """Validate keys one by one, then together; fill in defaults.
 
     Validates JSON, because in strict Python mode pydantic takes no dict for a dataclass. Raises
     `InputError` with a line for each wrong key.
+
+    Args:
+        of_scaling: keys of FP8 that are refused where no `recipe_name` turns FP8 on.
     """
     own = [(name, extension.Keys) for name, extension in extensions.items()]
-    check = validator(*own).validate_json
-    config = validated(check, json.dumps(nested(keys)), keys, _known(), LEFT_OUT)
+    sections = validator(*own)
+    config = validated(
+        lambda data: sections.validate_json(json.dumps(data)), keys, known_keys(), instead
+    )
     found = contradictions(config)
+    if config.quantize.linear.float8.recipe_name is None:
+        found += [(key, NOTHING_IN_FP8) for key in of_scaling]
     for extension in extensions.values():
         if hasattr(extension, "contradictions"):
             found += extension.contradictions(config)
@@ -277,7 +307,8 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     """List contradictions between keys: (the key to look at, what to do) each."""
     training, float8 = config.training, config.quantize.linear.float8
     local, whole = training.local_batch_size, training.global_batch_size
-    tokens, total_steps = training.seq_len * local, config.lr_scheduler.total_steps
+    total_steps = config.lr_scheduler.total_steps
+    unfit_tokens = explain_unfit_tokens(training.seq_len, local)
     profiling = config.profiling
     traced = profiling.profiler_warmup + profiling.profiler_active
     rules = [
@@ -297,9 +328,16 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             f"should be more than profiler_warmup + profiler_active ({traced})",
         ),
         (
-            config.activation_checkpoint.mode == "memory_budget" and not config.compile.enable,
+            config.compile.enable and not config.compile.components,
+            "compile.components",
+            "leaves nothing to compile; set compile.enable to false, or this to [model, loss]",
+        ),
+        (
+            config.activation_checkpoint.mode == "memory_budget"
+            and not config.compile.compiles_model,
             "activation_checkpoint.mode",
-            "memory_budget is the compiler's; set compile.enable to true",
+            "memory_budget is the compiler's; set compile.enable to true, with model among "
+            "compile.components",
         ),
         (
             config.checkpoint.initial_load_path and not config.checkpoint.enable,
@@ -312,21 +350,59 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             "is read with training.dataset=parquet alone; set that, or leave the path out",
         ),
         (
-            float8.recipe_name and tokens % 16,
-            "training.seq_len",
-            f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of 16, since the "
-            "weight-gradient GEMM contracts over tokens",
+            config.data.end_of_text not in (None, BPE_END_OF_TEXT)
+            and not config.model.hf_assets_path,
+            "data.end_of_text",
+            f"names a token of model.hf_assets_path, and the BPE trained in its place has "
+            f"{BPE_END_OF_TEXT}; leave it out, or set that path",
         ),
         (
-            float8.enable_fsdp_float8_all_gather and float8.recipe_name != "tensorwise",
-            "quantize.linear.float8.enable_fsdp_float8_all_gather",
+            float8.recipe_name and unfit_tokens,
+            "training.seq_len",
+            unfit_tokens,
+        ),
+        (
+            float8.enable_fsdp_float8_all_gather and float8.recipe_name in BY_ROWS,
+            f"{FLOAT8}.enable_fsdp_float8_all_gather",
             f"needs recipe_name: tensorwise, got {float8.recipe_name}; set it to false",
+        ),
+        (
+            float8.recipe_name
+            and float8.precompute_float8_dynamic_scale_for_fsdp
+            and not float8.enable_fsdp_float8_all_gather,
+            f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp",
+            "is not read without enable_fsdp_float8_all_gather: set that to true, or this to false",
         ),
     ]
     return [(key, message) for broken, key, message in rules if broken]
 
 
-def _known() -> Iterator[str]:
+# ---- say what is wrong ----
+
+
+def instead(key: str) -> str | None:
+    """Say what to do instead of a key unknown to recipes; None if nothing is known of it."""
+    move = find_move(key)
+    if move and not move.key:
+        return f"torchtitan has dropped it: {move.note}"
+    if move:
+        return _moved(*move)
+    reasons = [reason for start, reason in LEFT_OUT.items() if key.startswith(start)]
+    return reasons[0] if reasons else None
+
+
+def _moved(key: str, note: str) -> str | None:
+    """Say where torchtitan has moved a key; None if there is no such place."""
+    place = f"torchtitan has moved it to {key}"
+    reason = instead(key)
+    if reason:
+        return f"{place}, and that is not a key here: {reason}"
+    if any(f"{name}.".startswith(f"{key}.") for name in flat(asdict(DEFAULTS))):
+        return f"{place}: set that{note and f', {note}'}"
+    return None
+
+
+def known_keys() -> Iterator[str]:
     """Name all sections and keys, with the sections of extensions."""
     sections = asdict(DEFAULTS)
     yield from [*sections, *flat(sections)]

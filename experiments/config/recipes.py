@@ -14,7 +14,7 @@ keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -26,11 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config.yaml_with_origins import (
     ROOT,
+    Given,
     Keys,
     dump,
     find,
     flat,
-    nested,
+    merged,
     read_file,
     read_override,
     validated,
@@ -50,6 +51,7 @@ REPLACED = (
     "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
     "own_rows", "parallelize", "processes", "run", "shards", "start",
 )  # fmt: skip
+CHECKPOINTS = "checkpoint.enable"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
@@ -62,6 +64,8 @@ class Resolved(BaseModel):
     base: str | None = None
     overlays: list[str] = []
     overrides: list[str] = []
+    # Only overlays turned checkpoints on: no file of a recipe or study, and no command line
+    overlay_checkpoints: bool = False
     plan: dict | None = None
 
 
@@ -129,6 +133,7 @@ def load(
     name: str,
     overlays: Sequence[str] = (),
     overrides: Sequence[str] = (),
+    compared: bool = False,
 ) -> Recipe:
     """Resolve and validate a recipe.
 
@@ -136,6 +141,8 @@ def load(
         name: a recipe's name, or the path of a .yaml file; one outside `recipes/` needs no `base`.
         overlays: names, applied in this order.
         overrides: `key.path=value` each, the value read as YAML.
+        compared: True for one of several recipes with these overlays and overrides: another recipe
+            may read a key of FP8 that this one does not read.
 
     Raises:
         InputError: if a file cannot be read; else listing every wrong key; else listing keys that
@@ -143,21 +150,17 @@ def load(
     """
     is_path = name.endswith(".yaml")
     path = Path(name).absolute() if is_path else find("recipe", name, yaml_files(RECIPES))
-    head, keys = _read(path, RECIPES)
+    head, files = _read(path, RECIPES)
     of_base = f"{RECIPES.name}/base.yaml:"
-    own = {key: given for key, given in keys.items() if not given.origin.startswith(of_base)}
-    for overlay in overlays:
-        layer = _read(find("overlay", overlay, yaml_files(OVERLAYS)), OVERLAYS)[1]
-        for key in own.keys() & layer.keys() if head.base else ():
-            if own[key].value != layer[key].value:
-                logging.getLogger().warning(
-                    f"{own[key].origin}: {key}: overlay {overlay} sets {layer[key].value} instead; "
-                    "what counts more is a value on the command line"
-                )
-        keys |= layer
-    for override in overrides:
-        keys |= read_override(override)
+    own = [layer for layer in files if not layer[""].origin.startswith(of_base)]
+    upon = [_read(find("overlay", each, yaml_files(OVERLAYS)), OVERLAYS)[1] for each in overlays]
+    upon = [merged(family) for family in upon]
+    if head.base:
+        _warn_of_overlays(merged(own), dict(zip(overlays, upon, strict=True)))
+    given = merged(map(read_override, overrides))
+    keys = merged([*files, *upon, given])
     from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name
+    from experiments.config.unread import keys_of_scaling
 
     before = head.resolved
     made = Resolved(
@@ -167,7 +170,12 @@ def load(
         plan=before.plan,
     )
     extensions = extensions_of(keys)
-    config = validate(keys, extensions)
+    if "resolved" in head.model_fields_set:
+        own = []  # the file has all keys of the recipe that it was made of
+    config = validate(keys, extensions, keys_of_scaling(own, upon, given, compared))
+    by_user = given if before.overlay_checkpoints else merged([*files, given])
+    is_asked = CHECKPOINTS in by_user and by_user[CHECKPOINTS].value
+    made.overlay_checkpoints = config.checkpoint.enable and not is_asked
     config.job.description = head.description
     recipe = Recipe(head.name, head.description, config, extensions, made)
     if made.plan and made.plan.get("recipe") != recipe.digest:
@@ -175,22 +183,48 @@ def load(
     return recipe
 
 
-def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, Keys]:
+def load_compared(
+    names: Iterable[str], overlays: Sequence[str], overrides: Sequence[str]
+) -> dict[str, Recipe]:
+    """Resolve recipes for a comparison, by name. A key of FP8 must be read by one of them.
+
+    Raises as `load`.
+    """
+    names = [*names]
+    loaded = {name: load(name, overlays, overrides, compared=True) for name in names}
+    if any(recipe.config.quantize.linear.float8.recipe_name for recipe in loaded.values()):
+        return loaded
+    return {name: load(name, overlays, overrides) for name in names}
+
+
+def _warn_of_overlays(own: Keys, overlays: dict[str, Keys]) -> None:
+    """Warn where overlays replace values of the own files of a recipe."""
+    for overlay, layer in overlays.items():
+        for key in own.keys() & layer.keys():
+            if own[key].value != layer[key].value:
+                logging.getLogger().warning(
+                    f"{own[key].origin}: {key}: overlay {overlay} sets {layer[key].value} instead; "
+                    "what counts more is a value on the command line"
+                )
+
+
+def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, list[Keys]]:
     """Read a recipe or overlay and its ancestors in `folder`.
 
-    Returns its head and the merged keys, its own last. `below`: the files that led here; none of
-    them can be an ancestor.
+    Returns its head, and the keys of each file, its own last. `below`: the files that led here;
+    none of them can be an ancestor.
     """
     keys = read_file(path)
-    head = validated(_Head.model_validate, {"name": path.stem} | nested(keys), keys)
+    stem = Given(path.stem, keys[""].origin)
+    head = validated(_Head.model_validate, {"name": stem} | keys)
     of_head = _Head.model_fields.keys()
     own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
     if head.base is None:
-        return head, own
+        return head, [own]
     family = [*below, path]
     others = {name: other for name, other in yaml_files(folder).items() if other not in family}
     kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
-    return head, _read(find(kind, head.base, others, origin), folder, *family)[1] | own
+    return head, [*_read(find(kind, head.base, others, origin), folder, *family)[1], own]
 
 
 # ---- what a recipe says ----

@@ -7,9 +7,8 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -20,6 +19,8 @@ from models.errors import InputError
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
 FEW = 16
+# How keys end whose values the command line takes letter by letter
+LITERAL = ("_path", "_dir", "data.text_column", "data.end_of_text")
 LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
 
 
@@ -28,11 +29,11 @@ class Given(NamedTuple):
 
     value: object
     origin: str
+    node: yaml.Node | None = None  # the text of the value, as it was written
 
 
 Keys = dict[str, Given]
-"""Keys by `key.path`, each section before what is in it; "" is the whole. Later layers of them are
-put upon earlier ones with `|`."""
+"""Keys by `key.path`, each section before what is in it; "" is the whole."""
 
 
 # ---- find ----
@@ -58,9 +59,19 @@ def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
 
 # ---- read and write ----
 
+MOST_BYTES = 200_000  # of a file: a resolved recipe has 3,000
+MOST_VALUES = 50_000  # of a file, each alias counted as what it stands for
+DEEPEST = 40  # section in a section
+_TAGS = "tag:yaml.org,2002:"  # before the name of each of YAML's types
+
 
 class _Loader(yaml.SafeLoader):
-    """Reads `3e-4` as a number."""
+    """Reads `3e-4` as a number, and `2026-11-22` as a text."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAGS}timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 class _Dumper(yaml.SafeDumper):
@@ -69,14 +80,15 @@ class _Dumper(yaml.SafeDumper):
 
 for _class in (_Loader, _Dumper):
     _exponent = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+.0123456789"))
+    _class.add_implicit_resolver(f"{_TAGS}float", _exponent, list("-+.0123456789"))
 
 
 def read_file(path: Path) -> Keys:
     """Read a file. Raises `InputError`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
-        text = path.read_text("utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read: {error}") from error
     keys = _parse(text, "", lambda line: f"{name}:{line}")
@@ -86,11 +98,17 @@ def read_file(path: Path) -> Keys:
 
 
 def read_override(override: str) -> Keys:
-    """Read `key.path=value` from the command line. Raises `InputError`."""
+    """Read `key.path=value` from the command line. Raises `InputError`.
+
+    The value is YAML. Names of files, columns and tokens are taken as they stand, unless they are
+    quoted, empty or null: to YAML, `[a]/b` would be no text, and `a #1` only `a`.
+    """
     origin = f"command line: {override}"
     path, equals, text = override.partition("=")
     if not equals or not all(path.split(".")):
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
+    if path.endswith(LITERAL) and not text.startswith(('"', "'")) and text not in ("", "null"):
+        text = json.dumps(text, ensure_ascii=False)
     return _parse(text, path, lambda line: origin)
 
 
@@ -113,13 +131,12 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
                     raise ValueError(f"{key} stands here twice")
                 take(below, key, name.start_mark.line + 1)
         else:
-            keys[path] = Given(loader.construct_object(node, deep=True), origin)
+            keys[path] = Given(loader.construct_object(node, deep=True), origin, node)
             json.dumps(keys[path].value)  # which is how pydantic takes it
 
     try:
-        loader = _Loader(text)
-        nothing = yaml.ScalarNode("tag:yaml.org,2002:null", "")
-        take(loader.get_single_node() or nothing, path, 1)
+        loader, node = _compose(text, _Loader)
+        take(node or yaml.ScalarNode(f"{_TAGS}null", ""), path, 1)
     except Exception as error:  # PyYAML raises what int() and float() do, and others
         mark = getattr(error, "problem_mark", None)
         last = next(reversed(keys.values())).origin if keys else origin_of(1)
@@ -130,6 +147,63 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
     return keys
 
 
+def _compose(text: str | bytes, kind: type) -> tuple[Any, yaml.Node | None]:
+    """Read a YAML document of bounded size into nodes; return its loader and the first node.
+
+    Raises ValueError and YAMLError.
+    """
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"the text is longer than {MOST_BYTES:,} bytes")
+    loader = kind(text)
+    node = loader.get_single_node()
+    if node and _count_values(node, {}) > MOST_VALUES:
+        raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    return loader, node
+
+
+def _count_values(node: yaml.Node, counts: dict[int, int], depth: int = 0) -> int:
+    """Count the values below a node, with an alias for each place of its own.
+
+    `counts` has the nodes that were counted, and 0 for those around this one. Raises ValueError.
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"sections are nested more than {DEEPEST} deep")
+    if counts.get(id(node)) == 0:
+        raise ValueError("an alias stands for what it is in")
+    if id(node) not in counts:
+        counts[id(node)] = 0
+        below = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            below = itertools.chain.from_iterable(below)
+        counts[id(node)] = 1 + sum(_count_values(each, counts, depth + 1) for each in below)
+    return counts[id(node)]
+
+
+def load_sections(content: bytes) -> dict[str, Any]:
+    """Read YAML without origins, in a tenth of the time: sections of plain values.
+
+    Raises ValueError and YAMLError.
+    """
+    loader, node = _compose(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    sections = loader.construct_document(node) if node else None
+    if not isinstance(sections, dict) or not _is_plain(sections):
+        raise ValueError("not sections of numbers, texts and lists")
+    return sections
+
+
+def _is_plain(value: object) -> bool:
+    """Tell numbers, texts, and lists and sections of them from other values."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    if isinstance(value, str):
+        return value.isascii() or value.encode(errors="replace").decode() == value
+    return value is None or isinstance(value, float)
+
+
 def dump(data: dict) -> str:
     """Write YAML text, keys in the order given; `read_file` reads the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
@@ -138,13 +212,21 @@ def dump(data: dict) -> str:
 # ---- sections ----
 
 
+def merged(layers: Iterable[Keys]) -> Keys:
+    """Put layers of keys upon one another; later ones win."""
+    keys = {}
+    for layer in layers:
+        keys |= layer
+    return keys
+
+
 def nested(keys: Keys) -> dict:
     """Put keys into their sections.
 
     Where a layer has a value in a section's place, the section's keys in other layers are left out.
     """
     sections = {"": {}}
-    for path, (value, _) in keys.items():
+    for path, (value, *_) in keys.items():
         section, _, name = path.rpartition(".")
         if path and section in sections:
             if value == {}:
@@ -174,45 +256,88 @@ def refusal(keys: Keys, found: Iterable[tuple[str, str]]) -> InputError:
 
 
 def validated(
-    check: Callable,
-    data: dict | str,
+    check: Callable[[dict], Any],
     keys: Keys,
     known: Iterable[str] = (),
-    left_out: Mapping[str, str] = MappingProxyType({}),
+    instead: Callable[[str], str | None] = lambda key: None,
 ) -> Any:
-    """Validate `data`, made of `keys`, with pydantic's `check`; return the result.
+    """Validate keys, in their sections, with pydantic's `check`; return the result.
 
-    Raises `InputError` for the keys that it refuses.
+    A key for a text takes whatever was written as its text, as `2`, `on` or `2026-11-22`, which
+    YAML reads as values of other types. Raises `InputError` for the keys that `check` refuses.
 
     Args:
         known: all existing keys, to suggest one of them.
-        left_out: what to do instead of a key, by how such keys begin.
+        instead: what to do instead of a key, if that is known.
     """
     try:
-        return check(data)
+        return check(nested(keys))
+    except ValidationError as error:
+        texts = _with_texts(keys, error.errors(include_url=False))
+    try:
+        return check(nested(texts))
     except ValidationError as error:
         refused = error.errors(include_url=False)
     by_key: dict[str, list[dict]] = {}
     for detail in refused:
-        key = ".".join(map(str, detail["loc"]))
-        while "." in key and key not in keys and detail["type"] != "missing":
-            key = key.rpartition(".")[0]  # without list indices and members of a union
+        key, _ = _locate(detail, keys)
         by_key.setdefault(key, []).append(detail)
     known = [*known]
-    found = {key: _sentence(key, details, known) for key, details in by_key.items()}
-    for key, (start, instead) in itertools.product(found, left_out.items()):
-        if key.startswith(start):
-            found[key] = instead
+    found = {}
+    for key, details in by_key.items():
+        inner = [name for name in keys if name.startswith(f"{key}.") and keys[name].value != {}]
+        moved = {name: instead(name) for name in inner if instead(name)}
+        found |= moved or {key: instead(key) or _sentence(key, details, known, inner)}
     raise refusal(keys, found.items())
 
 
-def _sentence(key: str, details: list[dict], known: Iterable[str]) -> str:
-    """Say what is wrong with one key; `details` has an error for each type allowed there."""
+def _locate(detail: dict, keys: Keys) -> tuple[str, tuple]:
+    """Split the place of one of pydantic's errors into a key, and the place in the key's value: the
+    indices of lists, and the members of unions."""
+    place, length = detail["loc"], len(detail["loc"])
+    while length > 1 and ".".join(map(str, place[:length])) not in keys:
+        if detail["type"] == "missing":
+            break
+        length -= 1
+    return ".".join(map(str, place[:length])), place[length:]
+
+
+def _with_texts(keys: Keys, refused: Iterable[dict]) -> Keys:
+    """Return the keys with their texts as written, where pydantic asks for texts and has others."""
+    texts = dict(keys)
+    for detail in refused:
+        key, place = _locate(detail, keys)
+        if detail["type"] == "string_type" and key in keys:
+            given = texts[key]
+            texts[key] = given._replace(value=_with_text(given.value, given.node, place))
+    return texts
+
+
+def _with_text(value: object, node: yaml.Node | None, place: tuple) -> object:
+    """Return a value with the text of its node at a place of it; nothing has no text."""
+    if isinstance(node, yaml.ScalarNode):
+        return node.value or value
+    if isinstance(node, yaml.SequenceNode) and place:
+        items, index = list(value), place[0]
+        items[index] = _with_text(items[index], node.value[index], place[1:])
+        return items
+    return value
+
+
+def _sentence(key: str, details: list[dict], known: list[str], inner: list[str]) -> str:
+    """Say what is wrong with one key.
+
+    Args:
+        details: an error for each type allowed there.
+        known: all existing keys.
+        inner: the keys in it, if it is a section.
+    """
     kind, value = details[0]["type"], details[0]["input"]
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        return f"there is no such key, here or in an extension{did_you_mean(key, known)}"
+        near = did_you_mean(key, known) or did_you_mean((inner or [key])[-1], known)
+        return f"there is no such key, here or in an extension{near}"
     words = [detail["msg"].removeprefix("Input ") for detail in details]
     return f"{' or '.join(words)}, got {value!r:.80}"
 

@@ -13,7 +13,7 @@ from experiments.config.keys import Config  # before torchtitan, for its CPU dev
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from experiments.corpus.tokens import TokenFile, prepare
+from experiments.corpus.tokens import TokenFile, find_lack, prepare
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -26,7 +26,7 @@ def open_data(plan):
     Returns the plan with it, and a sentence about what the run reads. Raises `InputError`.
     """
     earlier = plan.recipe.made.plan
-    if earlier and Path(earlier["token_file"]).exists():
+    if earlier and not find_lack(Path(earlier["token_file"])):
         token_file = TokenFile.open(Path(earlier["token_file"]))
     else:
         token_file = prepare(plan.config)

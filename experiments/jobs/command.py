@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import difflib
 import io
+import itertools
 import logging
 import os
 import re
@@ -18,39 +19,84 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from models.errors import InputError
+from experiments.records.files import AGAIN, full_disk
+from models import gpus
+from models.errors import REINSTALL, InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
 COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
+OWN_PACKAGES = ("analysis", "experiments", "extensions", "models")
 
 
 # ---- its arguments ----
 
 
 class CommandLine(argparse.ArgumentParser):
-    """A command's arguments. Its help is the docstring of its module."""
+    """A command's arguments. Its help is the docstring of its module.
 
-    def __init__(self, module: str, docstring: str):
+    `takes_keys`: the command takes `key.path=value` of recipes.
+    """
+
+    def __init__(self, module: str, docstring: str, takes_keys: bool = False):
         super().__init__(
             prog=f"python -m {module}",
             description=docstring,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self.takes_keys = takes_keys
 
     def parse(self, argv: list[str] | None) -> argparse.Namespace:
         """Read arguments. Options may stand between a recipe and its keys. Raises `InputError`."""
-        args, unknown = self.parse_known_intermixed_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        self._check_options(words)
+        args, unknown = self.parse_known_intermixed_args(words)
         if unknown:
-            options = re.findall(r"--[\w-]+", self.format_usage())
-            near = difflib.get_close_matches(unknown[0], options, cutoff=0.7)
-            instead = f"take {near[0]}" if near else "keys have no dashes, as training.steps=200"
-            self.error(f"unrecognized arguments: {' '.join(unknown)}; {instead}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return args
+
+    def _check_options(self, words: list[str]) -> None:
+        """Refuse unknown options, with what was meant. Raises `InputError`."""
+        unknown, options, keys = [], [], []
+        for word, following in itertools.zip_longest(words, words[1:]):
+            is_number = re.match(r"-[.\d]", word)
+            if is_number or not re.match("--?[^-]", word):
+                continue
+            if word.partition("=")[0] in self._option_string_actions:
+                continue
+            unknown.append(word)
+            option, key = self._suggest(word, following)
+            options += [option] if option else []
+            keys += [key] if key else []
+        if not unknown:
+            return
+        sentence = f"unrecognized arguments: {' '.join(unknown)}"
+        if options:
+            sentence += f"; take {' '.join(options)}"
+        if keys:
+            sentence += f"; keys have no dashes: {' '.join(keys)}"
+        elif self.takes_keys and not options:
+            sentence += "; keys have no dashes, as training.steps=200"
+        self.error(sentence)
+
+    def _suggest(self, word: str, following: str | None) -> tuple[str | None, str | None]:
+        """Suggest an option of this command, or a key, for a word with dashes."""
+        name = word.partition("=")[0].replace("_", "-")
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        same = difflib.get_close_matches(name, options, 1, cutoff=0.9)
+        similar = difflib.get_close_matches(name, options, 1, cutoff=0.7)
+        if self.takes_keys and not same:
+            from experiments.config.options import translate
+
+            key = translate(word, following)
+            if key:
+                return None, key
+        return (similar[0] if similar else None), None
 
     def add_recipe(self, nargs: str | None = None) -> None:
         """Add a recipe's name, its overlays and keys."""
         add = self.add_argument
+        self.takes_keys = True
         what = "a recipe, as `experiments.recipe list` names them, or the path of a recipe.yaml"
         add("name", nargs=nargs, metavar="RECIPE", help=what)
         self.add_overlays()
@@ -79,6 +125,15 @@ def seeds(text: str) -> list[int]:
     )
 
 
+def gpu_key(text: str) -> str:
+    """Read `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
+    ArgumentTypeError."""
+    key = gpus.find(text)
+    if key is None:
+        raise argparse.ArgumentTypeError(gpus.explain_unknown(text))
+    return key
+
+
 def check_alone() -> None:
     """Refuse to be one of several processes started by torchrun. Raises `InputError`.
 
@@ -91,10 +146,10 @@ def check_alone() -> None:
         )
 
 
-def log_to(file: Path | None) -> None:
+def log_to(file: Path | None, lines: logging.Filter | None = None) -> None:
     """Send the log to a file and to the screen; without a file, only warnings to the screen.
 
-    Raises OSError.
+    `lines` chooses and corrects the lines. Raises OSError.
     """
     screen = logging.StreamHandler(sys.stdout)
     handlers = [screen]
@@ -102,6 +157,8 @@ def log_to(file: Path | None) -> None:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     else:
         screen.setLevel(logging.WARNING)
+    for handler in handlers if lines else ():
+        handler.addFilter(lines)
     line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
     logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
     logging.captureWarnings(True)
@@ -196,7 +253,13 @@ def code_of(command: Callable[[], int]) -> int:
     except OSError as error:
         # a library's may have a text alone
         where, what = error.filename or "the system", error.strerror or error
-        sentence = f"{where}: {what}: mend that, or choose another"
+        full = full_disk(error, [Path()])
+        sentence = f"{full}: {AGAIN}" if full else f"{where}: {what}: mend that, or choose another"
+    except ImportError as error:  # files are gone, as on a scratch file system that is cleaned
+        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
+            raise
+        sentence = f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster "
+        sentence += "in the container of its jobs"
     except KeyboardInterrupt as request:  # of `Stop`, once it listens
         return request.args[0] if request.args else FOR_GOOD
     print(f"error: {sentence}", file=sys.stderr)

@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from experiments.jobs.command import (
@@ -29,7 +30,15 @@ from experiments.jobs.command import (
     Stop,
 )
 from experiments.records.files import write_whole
-from experiments.records.run import LOG, RECIPE, last_interval, last_step
+from experiments.records.run import (
+    LOG,
+    MANIFEST,
+    RECIPE,
+    Manifest,
+    RecordError,
+    last_interval,
+    last_step,
+)
 
 CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 # Those that the user has not set. This is looked at before torch is imported, which sets one by
@@ -59,6 +68,7 @@ class Job:
     before: int = 0  # the last step on record when the study began
     code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
     process: subprocess.Popen | None = None
+    started: datetime | None = None  # until the run has put the beginning of its process on record
     gpus: list[str | None] = field(default_factory=list)
     caches: tempfile.TemporaryDirectory | None = None
 
@@ -86,6 +96,7 @@ class Job:
             variables |= {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 # A session of its own: this process passes a terminal's Ctrl-C on
+                self.started = datetime.now(UTC)
                 self.process = subprocess.Popen(
                     [*near, sys.executable, "-m", COMMAND, str(self.directory)],
                     env=os.environ | variables,
@@ -106,6 +117,7 @@ class Job:
         Returns whether it has ended.
         """
         self.before = min(self.before, self.step)  # without checkpoints a run begins again at 0
+        self._say_beginning()
         code = self.process.poll()
         if code is None:
             return False
@@ -122,6 +134,17 @@ class Job:
             outcome += ": " + next(filter(None, reversed(lines)), f"see {log}")
         self.say(outcome)
         return True
+
+    def _say_beginning(self) -> None:
+        """Say once what the run's manifest notes of its beginning, as damaged checkpoints."""
+        if not self.started:
+            return
+        with suppress(RecordError):  # there is none yet, or the run says what is wrong with it
+            manifest = Manifest.read(self.directory / MANIFEST)
+            if manifest.start >= self.started:
+                self.started = None
+                for note in manifest.notes:
+                    self.say(note)
 
     def show(self, left_s: float) -> None:
         """Say how far the run is, and how many seconds are left for all of them."""

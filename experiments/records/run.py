@@ -18,7 +18,13 @@ Times are in seconds, sizes in bytes, rates per second over all devices, shares 
 unknown.
 """
 
+import errno
+import os
+import stat
+from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -31,9 +37,11 @@ from pydantic import (
     model_validator,
 )
 
-from experiments.records.files import write_whole
+from experiments.records.files import disk_full, write_whole
 from models.errors import InputError
 
+MOST_BYTES = 2**30  # of a record; a log of a million intervals has 300 MB
+MOST_PLANNED = 5_000  # runs of a study
 LAYOUT_VERSION = 4  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
 
@@ -48,21 +56,38 @@ ATTEMPT = "attempt{}"
 ENVIRONMENT = "environment-{}.json"
 STUDY_FILE = "study.yaml"
 
+# Limits that no run reaches, so that figures made of records are finite and dates exist.
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # what the length of a range can be
 AtLeast1 = Annotated[int, Field(ge=1, lt=2**63)]
+Steps = Annotated[int, Field(ge=1, le=10**9)]
+Attempt = Annotated[int, Field(ge=1, le=10_000)]
 Seed = Annotated[int, Field(ge=0, lt=10**18)]
-Positive = Annotated[float, Field(gt=0)]
+Flops = Annotated[int, Field(ge=0, lt=10**24)]
+Number = Annotated[float, Field(ge=-1e39, le=1e39)]  # float32 ends at 3.4e38
+Positive = Annotated[float, Field(gt=0, le=1e39)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Loss = float | None
+Moment = Annotated[
+    AwareDatetime,
+    Field(ge=datetime(1970, 1, 1, tzinfo=UTC), lt=datetime(2200, 1, 1, tzinfo=UTC)),
+]
+StepName = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+Loss = Number | None
 """null where it was not finite."""
 
 
 class StudyFile(BaseModel):
     """What a study was started with, as far as a reader of its runs needs it."""
 
-    recipes: list[str] = []
-    seeds: list[Seed] = []
+    recipes: Annotated[list[str], Field(max_length=MOST_PLANNED)] = []
+    seeds: Annotated[list[Seed], Field(max_length=MOST_PLANNED)] = []
     reference: str = "baseline"
+
+    @model_validator(mode="after")
+    def _planned_runs(self) -> Self:
+        if len(self.recipes) * len(self.seeds) > MOST_PLANNED:
+            raise ValueError(f"plans more than {MOST_PLANNED} runs")
+        return self
 
 
 class RecordError(ValueError):
@@ -71,6 +96,25 @@ class RecordError(ValueError):
 
 class OtherLayout(RecordError, InputError):
     """A run's directory is of another time; the message says what to do."""
+
+
+def read_if_there(path: Path) -> bytes | None:
+    """Read the file of a record; None if it is missing.
+
+    Raises `RecordError` for what others may have put in its place: a link to anywhere, a pipe, a
+    device, a folder, a file without end.
+    """
+    try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode):
+            raise RecordError(f"{path}: is not a file of its own: put a copy of the record there")
+        if found.st_size > MOST_BYTES:
+            raise RecordError(f"{path}: is longer than {MOST_BYTES:,} bytes, as no record is")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
 
 
 class Record(BaseModel):
@@ -85,10 +129,10 @@ class Record(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a record. Raises `RecordError`."""
-        try:
-            return cls.parse(path.read_bytes(), str(path))
-        except OSError as error:
-            raise RecordError(f"{path}: {error.strerror}") from error
+        record = cls.read_if_there(path)
+        if not record:
+            raise RecordError(f"{path}: {os.strerror(errno.ENOENT)}")
+        return record
 
     @classmethod
     def read_if_there(cls, path: Path) -> Self | None:
@@ -96,7 +140,8 @@ class Record(BaseModel):
 
         Raises `RecordError` if it does not fit.
         """
-        return cls.read(path) if path.exists() else None
+        content = read_if_there(path)
+        return None if content is None else cls.parse(content, str(path))
 
     @classmethod
     def parse(cls, content: bytes, place: str) -> Self:
@@ -130,8 +175,9 @@ class Hardware(Record):
     uuid: str | None = None  # of the GPU, which no other has
     cudnn: str | None = None
     driver: str | None = None
-    sm_clock_max_mhz: float | None = None
-    power_limit_w: float | None = None
+    sm_clock_max_mhz: Number | None = None
+    power_limit_w: Number | None = None
+    vboost: Count | None = None  # a trade of memory clock for core clock; null in older records
 
 
 class Peak(Record):
@@ -161,13 +207,13 @@ class Git(Record):
 class Manifest(Record):
     layout_version: Literal[LAYOUT_VERSION] = LAYOUT_VERSION
     status: Literal["running", "completed", "interrupted", "diverged", "failed"]
-    attempt: AtLeast1  # the number of this process
-    start: AwareDatetime
-    end: AwareDatetime | None = None
+    attempt: Attempt  # the number of this process
+    start: Moment
+    end: Moment | None = None
     error: str | None = None
     command: str
     host: str
-    pid: int
+    pid: Count
     python: str
     packages: dict[str, str]  # the versions that decide a run: torch, torchao, torchtitan, triton
     environment: str  # the name of the environment file
@@ -177,9 +223,9 @@ class Manifest(Record):
     overlays: list[str]
     description: str
     seed: Count
-    steps: AtLeast1  # asked for
-    study_budget_s: Positive | None = None  # of kept runs, which a time budget may have ended
-    compiled: bool
+    steps: Steps  # asked for
+    study_budget_s: Seconds | None = None  # of kept runs, which a time budget may have ended
+    compiled: bool  # the blocks, or the whole model; a compiled loss alone is no such run
     float8: str | None  # quantize.linear.float8.recipe_name
     fp8_matmul: Fp8Matmul | None
     world_size: AtLeast1
@@ -194,6 +240,12 @@ class Manifest(Record):
     # The token file: name and digest of its content; null in records older than this field
     data: str | None = None
     cuda: str | None
+    # Of each rank: the boot id of its machine, and the UUID of its GPU. A CPU has no UUID; both
+    # lists are empty in records older than these fields
+    machines: list[str | None] = []
+    gpus: list[str | None] = []
+    # Environment variables that can change code or speed; null in records older than this field
+    variables: dict[str, str] | None = None
     notes: list[str] = []  # what a reader of the figures should know, seen by the end
 
 
@@ -223,33 +275,33 @@ class Environment(Record):
 class LogInterval(Record):
     """A log interval: a line of metrics.jsonl."""
 
-    step: AtLeast1  # the last of the interval
-    elapsed_s: Positive  # wall time since the process started
+    step: Steps  # the last of the interval
+    elapsed_s: Seconds  # wall time since the process started
     loss: Loss  # mean over the interval
     losses: list[Loss]  # of each step
-    grad_norm: float | None  # of the last step, before clipping; null where it was not finite
-    lr: float  # of the last step
+    grad_norm: Number | None  # of the last step, before clipping; null where it was not finite
+    lr: Number  # of the last step
     tokens_per_s: Positive  # over all steps of the interval, padding included
-    valid_tokens_per_s: Annotated[float, Field(ge=0)]  # without padding
+    valid_tokens_per_s: Annotated[float, Field(ge=0, le=1e39)]  # without padding
     # Duration of each step, measured from the end of the previous step, so it includes that step's
     # checkpoint or trace
-    step_s: list[Positive]
+    step_s: list[Annotated[float, Field(gt=0, le=1e9)]]
     # The host's wait for data in each step, which on a GPU may overlap with work
-    data_wait_s: list[float]
+    data_wait_s: list[Seconds]
     # Steps that a table's rates leave out: a process's first 10, the first 3 of each stretch that
     # does the same work (one of them is profiled), and the step after one that saved a checkpoint
     # or a trace
-    not_steady: list[AtLeast1]
+    not_steady: list[Steps]
     # Steps in which the memory of a GPU was short: the allocator gave its cache back, which waits
     # for the GPU, and asked again
-    allocator_retries: list[AtLeast1] = []
+    allocator_retries: list[Steps] = []
     # Highest reserved memory of the device (on a CPU: resident set so far)
     peak_memory_bytes: Count
-    mfu_bf16_peak: float | None = None  # null where no datasheet gives the peak
-    mfu_fp8_peak: float | None = None
-    mfu_mixed_peak: float | None = None
+    mfu_bf16_peak: Number | None = None  # null where no datasheet gives the peak
+    mfu_fp8_peak: Number | None = None
+    mfu_mixed_peak: Number | None = None
     # Of kept runs, which looked at the ranges of FP8's weights and gradients
-    fp8_ranges: dict[str, float | None] = {}
+    fp8_ranges: dict[str, Number | None] = {}
 
     @model_validator(mode="after")
     def _one_value_a_step(self) -> "LogInterval":
@@ -259,6 +311,11 @@ class LogInterval(Record):
         return self
 
     @property
+    def steps(self) -> range:
+        """The steps of the interval."""
+        return range(self.step - len(self.step_s) + 1, self.step + 1)
+
+    @property
     def line(self) -> str:
         """This interval as a line of metrics.jsonl."""
         return self.model_dump_json(exclude_defaults=True) + "\n"
@@ -266,20 +323,34 @@ class LogInterval(Record):
     def append_to(self, path: Path) -> None:
         """Add a line to metrics.jsonl at once; a full disk tears at most this last line. Raises
         OSError."""
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(self.line)
+        line = self.line.encode()
+        with disk_full(path, len(line)), open(path, "ab") as file:
+            file.write(line)
 
 
 def read_log(path: Path) -> list[LogInterval]:
     """Read metrics.jsonl: no intervals if it is missing, without a torn last line. Raises
     `RecordError`."""
-    content = path.read_bytes() if path.exists() else b""
-    lines = content.split(b"\n")[:-1]
+    lines = (read_if_there(path) or b"").split(b"\n")[:-1]
     intervals = [LogInterval.parse(line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
-    steps = [interval.step for interval in intervals]
-    if steps != sorted(set(steps)):
-        raise RecordError(f"{path}: step: the steps of its lines do not ascend")
+    for before, after in pairwise(intervals):
+        if after.steps[0] <= before.step:
+            raise RecordError(f"{path}: step: the steps of its lines do not ascend")
     return intervals
+
+
+def missing_steps(steps: Iterable[int], last: int) -> str:
+    """List the numbers from 1 to `last` missing in ascending `steps`, as `1 to 4, 9`.
+
+    Empty if there are none.
+    """
+    gaps = []
+    for before, after in pairwise([0, *steps, last + 1]):
+        if after == before + 2:
+            gaps.append(f"{before + 1}")
+        elif after > before + 2:
+            gaps.append(f"{before + 1} to {after - 1}")
+    return ", ".join(gaps)
 
 
 def last_interval(folder: Path) -> LogInterval | None:
@@ -300,8 +371,8 @@ def last_step(folder: Path) -> int:
 
 
 class Timing(Record):
-    time_to_first_step_s: Positive  # from process start to the end of the first step
-    startup: dict[str, float]  # its breakdown
+    time_to_first_step_s: Annotated[float, Field(gt=0, le=1e9)]  # from process start to its end
+    startup: dict[str, Number]  # its breakdown
     compile_cache: Literal["cold", "warm", "none"]
 
 
@@ -312,10 +383,10 @@ class Stretch(Record):
     """The profile of one step, for a stretch of steps with the same work."""
 
     in_fp8: bool
-    profiled_step: AtLeast1
-    gemm_flops: dict[str, int]  # by operator
-    row_scaled_flops: Count | None = None  # by FP8 matmuls that are given scales of rows
-    compile_s: float = 0.0  # of a stretch that begins later than the process
+    profiled_step: Steps
+    gemm_flops: dict[str, Flops]  # by operator
+    row_scaled_flops: Flops | None = None  # by FP8 matmuls that are given scales of rows
+    compile_s: Seconds = 0.0  # of a stretch that begins later than the process
 
     @property
     def fp8_flops(self) -> int:
@@ -334,7 +405,7 @@ class Parameters(Record):
     moved_in_first_step: Count
     still_in_first_step: list[str]
     dtype_cannot_hold_first_update: list[str]
-    bytes_per_parameter: dict[Literal["weights", "states"], float] = {}
+    bytes_per_parameter: dict[Literal["weights", "states"], Number] = {}
 
 
 class Proof(Record):
@@ -345,17 +416,23 @@ class Proof(Record):
 
     recipe_name: str | None  # quantize.linear.float8.recipe_name
     emulated: bool
-    converted_modules: dict[str, list[int]]  # name: shape of the weight
-    profiled_step: AtLeast1
-    gemm_flops: dict[str, int]  # of the last stretch in FP8, where there is one
-    fp8_flops: Count  # per step of one device
-    fp8_flops_expected: Count  # by the converted layers, without what is computed twice
+    converted_modules: dict[str, list[Count]]  # name: shape of the weight
+    profiled_step: Steps
+    gemm_flops: dict[str, Flops]  # of the last stretch in FP8, where there is one
+    fp8_flops: Flops  # per step of one device
+    fp8_flops_expected: Flops  # by the converted layers, without what is computed twice
     fp8_share_of_matmul_flops: Share | None
-    stretches: dict[str, Stretch]  # by first step
+    stretches: dict[StepName, Stretch]  # by first step, ascending
     attention: str | None = None  # whose kernels computed it
     # That torch.compile made; null in records older than this field
     compiled_graphs: Count | None = None
     parameters: Parameters
+
+    @model_validator(mode="after")
+    def _stretches_ascend(self) -> Self:
+        if [*self.stretches] != sorted(self.stretches, key=int):
+            raise ValueError("the first steps of stretches do not ascend")
+        return self
 
     @property
     def fp8_share(self) -> float:

@@ -11,9 +11,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import distributions
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -32,13 +35,20 @@ from experiments.jobs.command import (
     log_to,
 )
 from experiments.records import run as records
-from experiments.records.files import check_folder, lock_folder, run_folder, write_whole
-from experiments.training import checkpoint, machine
+from experiments.records.files import (
+    AGAIN,
+    check_folder,
+    full_disk,
+    lock_folder,
+    run_folder,
+    write_whole,
+)
+from experiments.training import checkpoint, machine, places
 from experiments.training.machine import Finding
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.sizes import explain_shortage
-from experiments.training.trainer import Diverged, Trainer
+from experiments.training.trainer import Diverged, Trainer, TrueLines
 from models import device
 from models.errors import InputError
 
@@ -80,6 +90,27 @@ def be_alone() -> None:
     dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
 
 
+@contextmanager
+def threads_logged():
+    """Log a sentence for a full disk in a thread, as in TensorBoard's: its next curve ends the
+    run."""
+    before = threading.excepthook
+
+    def log(failed) -> None:
+        full = full_disk(failed.exc_value, [])
+        if full:
+            logging.warning(full)
+        else:
+            before(failed)
+
+    threading.excepthook = log
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@threads_logged()
 def train(
     plan: Plan,
     findings: list[Finding],
@@ -96,19 +127,25 @@ def train(
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
     log, after = (out / records.LOG, directory.step) if directory else (None, 0)
     trainer, end = None, End("completed", COMPLETED)
-    log_to(log)
+    log_to(log, TrueLines(plan.config))
     for topic, finding in findings:
-        logging.info(f"{topic}: {finding}")
+        level = logging.WARNING if topic == machine.TORCH else logging.INFO
+        logging.log(level, f"{topic}: {finding}")
     for sentence in directory.said if directory else ():
         logging.warning(sentence)
     try:
         trainer = Trainer(plan, stop, out if directory else None)
+        ranks = places.of_all_ranks(trainer.combine)
+        if directory:
+            directory.add_places(ranks)
         trainer.train(after)
     except FAILURES as error:
-        end = _end(error, stop, plan)
+        end = _end(error, stop, plan, out)
     if trainer and directory:
         with only_logged("could not note what a reader should know"):
-            directory.manifest.notes = trainer.notes()
+            directory.note(trainer.notes())
+        if end.status == "completed":
+            directory.check_log(plan.config.training.steps)
     if trainer:
         with only_logged("could not close the run cleanly"):
             trainer.close()
@@ -119,8 +156,8 @@ def train(
     return end
 
 
-def _end(error: BaseException, stop: Stop, plan: Plan) -> End:
-    """Map an exception to the run's status and exit code."""
+def _end(error: BaseException, stop: Stop, plan: Plan, out: Path) -> End:
+    """Map an exception of a run in the folder `out` to its status and exit code."""
     match error:
         case Interrupted():
             return End("interrupted", error.code, str(error))
@@ -132,14 +169,27 @@ def _end(error: BaseException, stop: Stop, plan: Plan) -> End:
             return End("failed", BAD_INPUT, str(error))
         case ProofError():
             return End("failed", FAILED, str(error))
-    logging.error("the run failed", exc_info=error)
-    if isinstance(error, torch.OutOfMemoryError):
-        return End("failed", FAILED, explain_shortage(plan))
-    task = ""
+    return End("failed", FAILED, _failure(error, plan, out))
+
+
+def _failure(error: BaseException, plan: Plan, out: Path) -> str:
+    """Say in a sentence why a run failed; log the traceback of what is not the machine's state."""
+    cause, task = error, ""
     if isinstance(error, CheckpointException):
-        task = "a checkpoint could not be written or read: "
-        error, _ = next(iter(error.failures.values()))  # of the first rank, with its traceback
-    return End("failed", FAILED, f"{task}{type(error).__name__}: {error}".splitlines()[0])
+        cause, task = checkpoint.cause_of(error), "a checkpoint could not be written or read: "
+    full = full_disk(cause, _folders(out))
+    if full:
+        return f"{task.replace(' or read', '')}{full}: {AGAIN}"
+    logging.error("the run failed", exc_info=error)
+    if isinstance(cause, torch.OutOfMemoryError):
+        return explain_shortage(plan)
+    return f"{task}{type(cause).__name__}: {cause}".splitlines()[0]
+
+
+def _folders(out: Path) -> list[Path]:
+    """List the folders of a run's files: `out`, and the caches of compiled kernels."""
+    caches = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
+    return [out, *(Path(folder) for folder in caches if folder)]
 
 
 @contextmanager
@@ -147,8 +197,9 @@ def only_logged(sentence: str):
     """Log a failure within instead of raising it: why the run ended is known already."""
     try:
         yield
-    except FAILURES:
-        logging.warning(sentence, exc_info=True)
+    except FAILURES as error:
+        full = full_disk(error, [])
+        logging.warning(f"{sentence}: {full}" if full else sentence, exc_info=not full)
 
 
 # ---- the run's directory ----
@@ -170,19 +221,22 @@ class RunDirectory:
         self.path = path
         self._lock, earlier = _claim(path)
         check_recipe(path, plan.recipe)
+        self.keeps_checkpoint = not plan.recipe.made.overlay_checkpoints
         self.step, self.said = 0, []
         if plan.config.checkpoint.enable:
             folder, last = path / records.CHECKPOINT, plan.config.training.steps
             self.step, self.said = checkpoint.newest(folder, plan.identity, last)
-            first = plan.config.checkpoint.initial_load_path
-            if first and not self.step and not Path(first, ".metadata").exists():
-                raise InputError(f"checkpoint.initial_load_path={first}: holds no whole checkpoint")
+            if not self.step:
+                _check_first(plan.config.checkpoint.initial_load_path)
         write_whole(path / records.RECIPE, to_yaml(plan.recipe, plan))
         (path / records.LOG).touch()  # recipe and log first: a full disk stops here
         attempt = self._set_aside(earlier)
         self.manifest = _manifest(plan, attempt, path)
+        taken, source = self._earlier_log(attempt - 1)
+        self.said += self._beginning(attempt - 1, taken, plan.config.checkpoint.enable)
+        self.note([])
         self.manifest.write(path / records.MANIFEST)
-        self._take_over(attempt - 1)
+        self._take_over(taken, source)
 
     def _set_aside(self, earlier: records.Manifest | None) -> int:
         """Move the records of an unfinished attempt to attempt<k>/; return the next number.
@@ -198,34 +252,107 @@ class RunDirectory:
                 (self.path / name).rename(aside / name)
         return attempt + 1 if aside.exists() else attempt
 
-    def _take_over(self, attempts: int) -> None:
-        """Copy what earlier attempts recorded up to the checkpoint: the intervals, and the proof.
+    def _earlier_log(self, attempts: int) -> tuple[list[records.LogInterval], Path | None]:
+        """Read the intervals up to the checkpoint, each step's of its newest attempt; return the
+        folder of the newest attempt with any, too."""
+        taken, steps, source = [], set(), None
+        for attempt in range(attempts, 0, -1):
+            earlier = self.path / records.ATTEMPT.format(attempt)
+            for interval in records.read_log(earlier / records.METRICS):
+                if interval.step <= self.step and steps.isdisjoint(interval.steps):
+                    taken.append(interval)
+                    steps.update(interval.steps)
+                    source = source or earlier
+        return sorted(taken, key=attrgetter("step")), source
+
+    def _beginning(self, attempts: int, taken: list, has_checkpoints: bool) -> list[str]:
+        """Word what a resume lost: the steps to make again from the first on, or missing records.
+
+        `taken`: the intervals up to the checkpoint.
+        """
+        if self.step:
+            return lost_steps(self.path, taken, self.step)
+        if not attempts:
+            return []
+        made = max(
+            records.last_step(self.path / records.ATTEMPT.format(attempt))
+            for attempt in range(1, attempts + 1)
+        )
+        why = "there is no whole checkpoint" if has_checkpoints else "checkpoint.enable is false"
+        again = f", and makes {made} steps on record again" if made else ""
+        return [f"{why}: the run begins again at step 1{again}"]
+
+    def _take_over(self, taken: list[records.LogInterval], source: Path | None) -> None:
+        """Copy what an earlier attempt recorded up to the checkpoint: the intervals, and the proof.
 
         An attempt that trains far enough writes a proof of its own.
         """
-        for attempt in range(attempts, 0, -1):
-            earlier = self.path / records.ATTEMPT.format(attempt)
-            intervals = records.read_log(earlier / records.METRICS)
-            taken = [interval for interval in intervals if interval.step <= self.step]
-            if taken:  # an attempt that died before its first step has none
-                lines = [interval.line for interval in taken]
-                write_whole(self.path / records.METRICS, "".join(lines))
-                if (earlier / records.PROOF).exists():
-                    shutil.copy(earlier / records.PROOF, self.path)
-                return
+        if source:
+            lines = [interval.line for interval in taken]
+            write_whole(self.path / records.METRICS, "".join(lines))
+            if (source / records.PROOF).exists():
+                shutil.copy(source / records.PROOF, self.path)
+
+    def note(self, notes: list[str]) -> None:
+        """Put sentences into the manifest, after what the start of the run said."""
+        self.manifest.notes = [*self.said, *notes]
+
+    def check_log(self, last: int) -> None:
+        """Note the steps of a completed run without a record."""
+        try:
+            lost = lost_steps(self.path, records.read_log(self.path / records.METRICS), last)
+        except (OSError, records.RecordError) as error:
+            lost = [f"{error}: a report leaves this run out"]
+        for sentence in lost:
+            logging.warning(sentence)
+            if sentence not in self.manifest.notes:
+                self.manifest.notes.append(sentence)
+
+    def add_places(self, ranks: dict[str, list[str | None]]) -> None:
+        """Add the machine and the GPU of each rank to the manifest. Raises OSError."""
+        self.manifest = self.manifest.model_copy(update=ranks)
+        self.manifest.write(self.path / records.MANIFEST)
 
     def finish(self, end: End) -> None:
-        """Put the end on record and on the screen, and unlock the directory."""
+        """Put the end on record and on the screen, and unlock the directory.
+
+        A completed run keeps no checkpoint unless somebody asked for one. All ranks have written
+        theirs by then, since a save ends in all ranks at once.
+        """
         ended = {"status": end.status, "error": end.error, "end": datetime.now(UTC)}
         line = f"{end.status}: {self.path}"
         if end.error:
             line += f" ({end.error})"
         try:
             self.manifest.model_copy(update=ended).write(self.path / records.MANIFEST)
+            if end.status == "completed" and not self.keeps_checkpoint:
+                for sentence in checkpoint.delete_all(self.path / records.CHECKPOINT):
+                    logging.info(sentence)
         except OSError as error:  # a full disk: what was written before stays as it is
-            line += f": not on record: {error.strerror}"
+            line += f": not on record: {error.strerror or error}"
         self._lock.close()
         print(line)
+
+
+def lost_steps(path: Path, log: list[records.LogInterval], last: int) -> list[str]:
+    """Word the steps from 1 to `last` without a line in a run's log."""
+    steps = chain.from_iterable(interval.steps for interval in log)
+    lost = records.missing_steps(steps, last)
+    file = path / records.METRICS
+    sentence = f"{file} has lost lines: steps {lost} are not on record: a report leaves the run out"
+    return [sentence] if lost else []
+
+
+def _check_first(path: str | None) -> None:
+    """Check the checkpoint that a run begins with; None for first weights drawn at random.
+
+    Raises `InputError`.
+    """
+    damage = path and checkpoint.find_damage(Path(path))
+    if damage:
+        raise InputError(
+            f"checkpoint.initial_load_path={path}: holds no whole checkpoint ({damage})"
+        )
 
 
 def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
@@ -255,7 +382,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
     recipe, config, training = plan.recipe, plan.config, plan.config.training
     matmul, peak = plan.fp8.matmul, device.peak()
     commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
-    packages = {package.name: package.version for package in distributions() if package.name}
+    packages = _packages()
     environment = records.Environment(packages=dict(sorted(packages.items())), diff=diff)
     return records.Manifest(
         status="running",
@@ -274,7 +401,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         description=recipe.description,
         seed=config.debug.seed,
         steps=training.steps,
-        compiled=config.compile.enable,
+        compiled=config.compile.compiles_model,
         float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and matmul._asdict(),
         world_size=plan.world_size,
@@ -288,7 +415,14 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         dataset=training.dataset,
         data=plan.token_file.path.name,
         cuda=torch.version.cuda,
+        variables=places.variables(),
     )
+
+
+def _packages() -> dict[str, str]:
+    """List the versions of all packages; of two with one name, the one that Python imports."""
+    first = reversed([*distributions()])  # in the order of sys.path: the first is imported
+    return {package.name: package.version for package in first if package.name}
 
 
 def _label(config) -> str:

@@ -9,12 +9,12 @@ from glob import glob
 
 import torch
 
-from experiments.training import visible_gpus
+from experiments.training import places, visible_gpus
 from experiments.training.compilation import check_compilation
 from experiments.training.plan import Plan, refuse
 from experiments.training.sizes import check_memory
 from models import device, gpus, nvidia_smi
-from models.errors import InputError
+from models.errors import REINSTALL, InputError
 from models.flops import GIB
 
 DEVICE_FILES = "/dev/nvidia[0-9]*"
@@ -24,11 +24,12 @@ AMD_FILES = "/dev/kfd"
 ASKED = ("driver_version", "clocks.max.sm", "power.limit")
 """What nvidia-smi is asked for a manifest."""
 NO_DRIVER = (
-    "install requirements.txt without constraints-cpu.txt, or a newer driver (docs/installing.md), "
-    "and after an upgrade of the driver, reboot"
+    f"`{REINSTALL}` takes the torch for its driver (docs/installing.md); after an upgrade of the "
+    "driver, reboot"
 )
 NO_AMD_ACCESS = f"look whether this user may open {AMD_FILES}, as the groups render and video may"
 Finding = tuple[str, str]  # topic, and a sentence for people
+TORCH = "torch"  # the topic of a finding that is a warning
 
 
 def check_here(plan: Plan) -> list[Finding]:
@@ -39,7 +40,9 @@ def check_here(plan: Plan) -> list[Finding]:
     check_driver()
     check_units(plan)
     here = f"{device.name()}, {device.memory_bytes() / GIB:.0f} GiB ({device.TYPE})"
-    return [("device", here), ("memory", check_memory(plan))]
+    findings = [("device", here), ("memory", check_memory(plan))]
+    untried = device.untried_torch()
+    return [*findings, (TORCH, untried)] if untried else findings
 
 
 def check_driver() -> None:
@@ -130,6 +133,7 @@ def hardware() -> dict:
         "driver": driver,
         "sm_clock_max_mhz": clock and float(clock),
         "power_limit_w": power and float(power),
+        "vboost": places.vboost(uuid),
     }
 
 

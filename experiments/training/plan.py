@@ -5,7 +5,7 @@ machine must have. All raise `InputError` with a sentence that says what to chan
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -64,6 +64,8 @@ def plan(recipe: recipes.Recipe) -> Plan:
         memory |= estimate(config, args, shards)
     flops = args.flops_per_token(training.seq_len)
     in_fp8 = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8" if fp8.layers else "no FP8"
+    if config.compile.enable and not config.compile.compiles_model:
+        in_fp8 += ", eager, except for a compiled loss"
     planned = Plan(
         recipe=recipe,
         config=config,
@@ -98,10 +100,11 @@ def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
     return float8.Choice(keys.recipe_name, scaling, layers, matmul, earlier["fp8_flops_per_token"])
 
 
-def check_whole(config, *_) -> int:
+def check_whole(config, args, fp8_layers: Set[str]) -> int:
     """Refuse keys of sharding; return 1 shard."""
     keys = [f"parallelism.{key.name}" for key in fields(config.parallelism)]
-    keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
+    if fp8_layers:
+        keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
     refuse(config, keys, "several processes, and this recipe has one")
     return 1
 

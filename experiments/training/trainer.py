@@ -4,7 +4,9 @@ torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run an
 `Trainer.train_step` a step of it: read both from top to bottom.
 """
 
+import logging
 import math
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,6 +45,34 @@ NOT_STEADY = 3  # with the profiled one
 _RANDOM = {"cpu": torch}  # what draws random numbers
 if device.TYPE == "cuda":
     _RANDOM["cuda"] = torch.cuda
+
+
+# Lines, or parts of lines, of torchtitan and torch that do not hold for any run here
+UNTRUE = (
+    r'"_enforced": .*\n\s*',
+    r'"eos_id": .*\n\s*',  # the token file's end of text is another
+    r" \(warmup \d+\)$",  # the line before it may have shortened that
+    r"^Peak FLOPS used for computing MFU: nan$",
+    r"  \S*mfu: nan%",
+    r"^CPU memory usage for model.*",  # it is the memory of the process, libraries included
+    r"(?s:^.*Profiler clears events at the end of each cycle.*)",  # the proof's has one
+    r"(?s:^.*Torchinductor does not support code generation for complex operators.*)",  # RoPE's
+)
+NO_CAST = r"^Mixed precision training is handled by .*"
+
+
+class TrueLines(logging.Filter):
+    """Takes out of a run's log what is not true of the run."""
+
+    def __init__(self, config):
+        super().__init__()
+        is_cast = config.training.dtype != config.training.mixed_precision_param
+        self.untrue = re.compile("|".join(UNTRUE if is_cast else [*UNTRUE, NO_CAST]))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        line = record.getMessage()
+        record.msg, record.args = self.untrue.sub("", line), None
+        return bool(record.msg) or not line
 
 
 class Diverged(RuntimeError):
@@ -96,6 +126,7 @@ class Trainer(titan.Trainer):
         self.combine = plan.recipe.hook("combine", alone)
         self._stop_code = 0
         self._short_steps = 0  # steady ones, in which memory was short
+        self.unsaved = ""  # why there is no checkpoint of the last step
         TIMELINE.mark("optimizer")
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
@@ -157,7 +188,7 @@ class Trainer(titan.Trainer):
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(batches)
-                self.checkpointer.save(self.step, last_step=self.step == last)
+                self._save()
                 if memory:
                     memory.step()
                 if trace and end_traced_step(trace):
@@ -170,6 +201,16 @@ class Trainer(titan.Trainer):
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
         self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
+
+    def _save(self) -> None:
+        """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
+        step."""
+        if self.step < self.job_config.training.steps:
+            self.checkpointer.save(self.step)
+        elif not self.plan.recipe.made.overlay_checkpoints:  # else it would be deleted at once
+            self.unsaved = self.checkpointer.save_last(self.step)
+            if self.unsaved:
+                logger.warning(self.unsaved)
 
     def _interrupt(self) -> None:
         """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
@@ -289,6 +330,8 @@ class Trainer(titan.Trainer):
                 f"the GPU's memory was short in {self._short_steps} steady steps, which made them "
                 "slower: take a smaller size"
             )
+        if self.unsaved:
+            notes.append(self.unsaved)
         for own in self.plan.recipe.hooks("notes"):
             notes += own(self)
         return notes

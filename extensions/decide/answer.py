@@ -1,156 +1,307 @@
 """Answer whether FP8 pays for a training: YES, NO, MEASURE FIRST or DOES NOT FIT, and why.
 
-A step is predicted from rooflines. A roofline is the least time that the GPU's datasheet allows:
-FLOPs over its peak, or bytes over its bandwidth. Only ratios matter: bf16 matmuls are taken to be
-at theirs.
+A step is predicted from the rooflines of training.py. Only ratios matter: bf16 matmuls are taken to
+be at theirs.
 """
+
+import math
+from dataclasses import replace
 
 import numpy as np
 
 from extensions.decide import read
-from models import flops
-from models.gpus import GPUS
+from extensions.decide.measure import measuring_command
+from extensions.decide.model import HEAD
+from extensions.decide.sizes import ExpertSizes
+from extensions.decide.training import Training, block_weights, parts, share_of, step_seconds
+from models.errors import InputError, by_pattern
+from models.flops import count
+from models.gpus import GPUS, old_chip
+from models.scaling import FILTERS, explain_unfit_layers, explain_unfit_tokens, unfit_layers
 
-RECIPES = ["tensorwise", "rowwise", "bf16"]  # the rows of ranges in fitted.yaml
-# How much of a block's forward pass is computed again; "half": selective, by operator
-RECOMPUTED = {"none": 0.0, "half": 0.5, "full": 1.0}
-# All sizes of a Llama but head_dim, which a recipe refuses for it
-MEASURE = (
-    ".venv/bin/python -m experiments.study baseline_compiled tensorwise_fp8_compiled "
-    "rowwise_fp8_compiled --seeds 3 --overlay no_recompute training.steps=60 "
-    "training.local_batch_size={asked.batch} training.seq_len={asked.seq_len} "
-    "activation_checkpoint.mode={asked.recompute} sharded.processes={processes} "
-    "model.sizes.dim={asked.sizes.dim} model.sizes.n_layers={asked.sizes.n_layers} "
-    "model.sizes.n_heads={asked.sizes.n_heads} model.sizes.n_kv_heads={asked.sizes.n_kv_heads} "
-    "model.sizes.hidden_dim={asked.sizes.hidden_dim} "
-    "model.sizes.vocab_size={asked.sizes.vocab_size}  # about {minutes:.0f} minutes"
+__all__ = ["beyond", "estimate", "parts"]
+RECIPE_ROWS = ["tensorwise", "rowwise", "bf16"]  # the rows of ranges in fitted.yaml
+# Times larger or smaller: models whose pairs have a part in the verdict
+NEAR_TIMES, NEAR_WITHOUT_FIT = 2, 1.5
+N_SHOWN = 3  # pairs
+STACK_LIBRARIES = ("torchao", "Transformer Engine")  # stacks that anybody can train with
+YES, NO, MEASURE_FIRST, NO_FIT = "YES", "NO", "MEASURE FIRST", "DOES NOT FIT"
+FORMAT_NAMES = {"fp8": "FP8", "mxfp8": "MXFP8", "nvfp4": "NVFP4"}
+# Chips with units for other formats than FP8
+FORMAT_CHIPS = {
+    "mxfp8": ["Blackwell", "RTX Blackwell", "CDNA 4"],
+    "nvfp4": ["Blackwell", "RTX Blackwell"],
+}
+NO_FIT_REASON = (
+    "memory_gib is more than the GPU has: take more GPUs, fewer or shorter rows, or a smaller model"
 )
+# What cuBLAS refuses on RTX Blackwell (sm_120), with CUBLAS_STATUS_NOT_SUPPORTED
+REFUSED_MATMULS = {
+    "fp8": "rowwise: on RTX Blackwell (sm_120) its matmuls may be refused with "
+    "CUBLAS_STATUS_NOT_SUPPORTED, see github.com/pytorch/pytorch/issues/192707",
+    "mxfp8": "on RTX Blackwell (sm_120) cuBLAS before 13.6 refuses two of three matmuls with "
+    "CUBLAS_STATUS_NOT_SUPPORTED, see github.com/pytorch/pytorch/issues/198126",
+}
 
 
-def estimate(asked) -> dict:
+def estimate(
+    training: Training,
+    memory_bytes: float,
+    n_steps: float = 0,
+    gpu_price: float = 0,
+    format_name: str = "fp8",
+) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
     What is known of the kind of GPU stands in fitted.yaml: tests/fit.py says what each field is.
 
     Args:
-        asked: the command line and what follows from it. Of the ways to `recompute`, the first
-            that fits takes their place.
+        memory_bytes: needed on each GPU.
+        n_steps: of the training.
+        gpu_price: of a GPU's hour.
+        format_name: a key of FORMAT_NAMES.
+
+    Raises:
+        InputError: for sizes or tokens that FP8 refuses in a run too.
     """
-    gpu = GPUS[asked.gpu]
-    facts = read("fitted.yaml")[gpu.chip]
-    needed = memory(asked)
-    outside = beyond(asked, facts["covered"])
-    within, factors = facts["ranges"][bool(outside)]  # the second is twice as wide
-    step_s = np.matmul(factors, parts(asked))
-    speedup = step_s[2, 0] / step_s[:2, :1] * within
-    command = MEASURE.format(
-        asked=asked,
-        processes=min(asked.gpus, 8),  # on one node
-        minutes=9 * (step_s[2, 2] + 1.5),  # nine runs of 60 bf16 steps, and their start
-    )
+    gpu, fitted_facts = GPUS[training.gpu], read("fitted.yaml")
+    kind_facts = fitted_facts.get(gpu.chip)
+    notes = [training.model.note] if training.model.note else []
+    answer = blank_answer(format_name) | {
+        "model": training.model.name,
+        "parameters": None if math.isnan(training.parameters) else training.parameters,
+        "memory_gib": None if math.isnan(memory_bytes) else round(memory_bytes / 2**30, 1),
+        "gpu_memory_gib": round(gpu.memory / 2**30, 1),
+        "recompute": training.recompute,
+        "notes": notes,
+    }
+    if not gpu.has_fp8_units or gpu.chip not in FORMAT_CHIPS.get(format_name, [gpu.chip]):
+        return answer | {
+            "verdict": NO,
+            "why": explain_missing_units(training.gpu, gpu.chip, format_name),
+        }
+    answer |= {
+        "fitted_to": kind_facts["fitted_to"],
+        "nearest": nearest_pairs(training, kind_facts["pairs"]),
+    }
+    if not training.model.has_experts:
+        training = keep_unfit_layers(training, notes)
+    if memory_bytes > gpu.memory:
+        answer |= {"verdict": NO_FIT, "why": NO_FIT_REASON}
+    elif training.model.has_experts:
+        answer |= answer_experts(training, fitted_facts["experts"])
+    elif format_name != "fp8":
+        answer |= answer_format(training, format_name, fitted_facts["formats"][format_name])
+    elif gpu.bf16 is None:
+        answer["why"] = f"no estimate: {gpu.source}"
+    else:
+        answer |= answer_fp8(training, kind_facts, n_steps, gpu_price)
+    add_advice(answer, training, kind_facts)
+    return answer
 
-    # Pairs whose model is at most twice as large or small have a say too
-    ratios = [
-        *speedup[0],
-        *(ratio for size, ratio in facts["told"] if 0.5 < size / asked.parameters < 2),
-    ]
-    # The first case that holds: its condition, whether there is an estimate, the verdict, why
-    cases = [
-        (not gpu.fp8, False, "NO", f"{asked.gpu} has no FP8 units"),
-        (
-            needed > gpu.memory,
-            False,
-            "DOES NOT FIT",
-            "memory_gib is more than the GPU has: take more GPUs, fewer or shorter rows",
-        ),
-        (
-            beyond(asked, facts["answered"]),
-            False,
-            "MEASURE FIRST",
-            f"no pair here is near\n{command}",
-        ),
-        (min(ratios) > 1, True, "YES", "the whole range lies above compiled bf16"),
-        (max(ratios) < 1, True, "NO", "casts take more than FP8 matmuls save"),
-        (
-            True,
-            True,
-            "MEASURE FIRST",
-            f"the range, or a pair near it, has both, a gain and a loss\n{command}",
-        ),
-    ]
-    _, known, verdict, why = next(case for case in cases if case[0])
 
-    steps = asked.steps or asked.tokens / (asked.gpus * asked.step_tokens)
-    hours = known * step_s * steps / 3600
-    return {
-        "verdict": verdict,
-        "why": why,
-        "speedup": named(known * speedup) or {"tensorwise": None, "rowwise": None},
-        "step_s": named(known * step_s),
-        "hours": named(hours),
-        "cost": named(hours * asked.gpus * asked.price),
-        "memory_gib": round(needed / 2**30, 1),
-        "nearest": sorted(
-            facts["pairs"], key=lambda pair: abs(np.log(pair["parameters"] / asked.parameters))
-        )[:3],
-        "recompute": asked.recompute,
-        "fitted_to": facts["fitted_to"],
-        "outside": outside,
+def add_advice(answer: dict, training: Training, kind_facts: dict) -> None:
+    """Add what to measure, and what is known of the loss."""
+    gpu, format_name = GPUS[training.gpu], answer["format"]
+    if gpu.chip == "RTX Blackwell" and format_name in REFUSED_MATMULS:
+        answer["notes"].append(REFUSED_MATMULS[format_name])
+    if answer["verdict"] != NO and training.sizes:
+        is_predicted = gpu.bf16 and not training.model.has_experts
+        step_factors = kind_facts["ranges"][0][1] if is_predicted else None
+        answer["measure"], measure_notes = measuring_command(training, format_name, step_factors)
+        answer["notes"] += measure_notes
+    if answer["verdict"] == YES:
+        answer["loss"] = describe_loss(training.parameters, format_name)
+
+
+def blank_answer(format_name: str) -> dict:
+    """Give an answer of which nothing is known yet but the format."""
+    unknown_fields = ["why", "model", "parameters", "step_s", "hours", "cost", "memory_gib"]
+    unknown_fields += ["gpu_memory_gib", "recompute", "fitted_to", "loss", "measure"]
+    return dict.fromkeys(unknown_fields) | {
+        "verdict": MEASURE_FIRST,
+        "format": format_name,
+        "speedup": {"tensorwise": None, "rowwise": None},
+        "nearest": [],
+        "outside": [],
+        "notes": [],
     }
 
 
-def memory(asked) -> float:
-    """Count the bytes that bf16 training needs on each GPU, with the first way to recompute that
-    fits. Frozen weights have neither gradients nor states."""
-    for way in asked.recompute:
-        uses = flops.memory(asked.sizes, asked.step_tokens, asked.gpus, recomputes=way == "full")
-        needed = sum(uses.values())
-        needed -= asked.frozen / asked.parameters * (uses["optimizer"] + uses["gradients"])
-        if needed <= GPUS[asked.gpu].memory:
-            break
-    asked.recompute = way
-    return needed
+def answer_old_gpu(gpu: str, format_name: str) -> dict:
+    """Answer for a GPU that is not in the table, and has no FP8 units."""
+    reason_text = explain_missing_units(gpu, old_chip(gpu), format_name)
+    return blank_answer(format_name) | {"verdict": NO, "why": reason_text}
 
 
-def parts(training) -> list[float]:
-    """Give the rooflines of a step's parts, in seconds.
+def explain_missing_units(gpu: str, chip_name: str, format_name: str) -> str:
+    """Say why a GPU cannot multiply in a format."""
+    format_chips = ", ".join(FORMAT_CHIPS.get(format_name, ["Ada", "Hopper", "CDNA 3"]))
+    units = f"{FORMAT_NAMES[format_name]} units"
+    return f"{gpu} has no {units}, which came with {format_chips}: its chip is {chip_name}"
 
-    First, in bf16, the matmuls that FP8 computes. Then the rest: the head, attention, element-wise
-    work, AdamW. Last, to move a byte of each element that is cast.
 
-    Args:
-        training: has a model's `sizes`; the key of a `gpu`, and how many `gpus` there are; the
-            tokens of a row, `seq_len`, and of a GPU's step, `step_tokens`; `recompute`, a key of
-            `RECOMPUTED`; and `frozen`, how many weights are not trained.
-    """
-    gpu = GPUS[training.gpu]
-    tokens = training.step_tokens
-    again = RECOMPUTED[training.recompute]
-    *shapes, (vocab, dim) = training.sizes.linear_shapes().values()  # the head is last
-    layers = np.array(shapes, float)
-    weights = layers.prod(axis=1).sum()
-    features = layers.sum()
-    head = vocab * dim
-    attention = (
-        training.seq_len * flops.q_dim(training.sizes) * training.sizes.n_layers * (3.5 + again)
-    )
-    # Kernels of a compiled block move some 4.5 bytes for each feature of its linear layers.
-    moved = tokens * (4.5 * features * (1 + again / 4) + 6 * vocab)
-    moved += 16 * (weights + 2 * head) / training.gpus  # by AdamW
-    return [
-        2 * tokens * (weights * (3 + again) - training.frozen) / gpu.bf16,
-        2 * tokens * (3 * head + attention) / gpu.bf16 + moved / gpu.bandwidth,
-        (tokens * features + weights) / gpu.bandwidth,
+# ---- FP8 ----
+
+
+def answer_fp8(training: Training, kind_facts: dict, n_steps: float, gpu_price: float) -> dict:
+    """Answer by the estimate of a step, and by the pairs near in size."""
+    outside_names = beyond(training, kind_facts["covered"])
+    if beyond(training, kind_facts["answered"]):
+        return {"why": "no pair here is near", "outside": outside_names}
+    # the second is twice as wide
+    width_factors, step_factors = kind_facts["ranges"][bool(outside_names)]
+    step_range = step_seconds(training, step_factors)
+    speedup_range = step_range[2, 0] / step_range[:2, :1] * width_factors
+    published_ratios = [
+        ratio for size, ratio in kind_facts["told"] if is_near(size, training, NEAR_TIMES)
     ]
+    speed_ratios = [*speedup_range[0], *published_ratios]
+    if min(speed_ratios) > 1:
+        verdict, reason_text = YES, "the whole range lies above compiled bf16"
+    elif max(speed_ratios) < 1:
+        verdict, reason_text = NO, "casts take more than FP8 matmuls save"
+    else:
+        verdict = MEASURE_FIRST
+        reason_text = "the range, or a pair near it, has both, a gain and a loss"
+    answer = {
+        "verdict": verdict,
+        "why": reason_text,
+        "outside": outside_names,
+        "speedup": dict(zip(RECIPE_ROWS, speedup_range.tolist(), strict=False)),
+    }
+    if not kind_facts["n_steps_measured"]:
+        return answer
+    hour_range = step_range * n_steps / 3600
+    answer["step_s"] = dict(zip(RECIPE_ROWS, step_range.tolist(), strict=True))
+    if n_steps:
+        answer["hours"] = dict(zip(RECIPE_ROWS, hour_range.tolist(), strict=True))
+    if n_steps and gpu_price:
+        cost_range = hour_range * training.gpus * gpu_price
+        answer["cost"] = dict(zip(RECIPE_ROWS, cost_range.tolist(), strict=True))
+    return answer
 
 
-def beyond(asked, limits: dict) -> list[str]:
+def keep_unfit_layers(training: Training, notes: list[str]) -> Training:
+    """Keep layers in bf16 whose sides 16 does not divide; add a note on them.
+
+    Raises InputError, with the sentences of a run, if no layer is left or tokens are unfit.
+    """
+    layer_shapes = training.sizes.linear_shapes()
+    unfit_names = set(
+        unfit_layers(
+            {name: layer_shapes[name] for name in layer_shapes.keys() - training.bf16_layers}
+        )
+    )
+    if unfit_names and block_weights(training.sizes).keys() <= unfit_names | training.bf16_layers:
+        raise InputError(explain_unfit_layers(sorted(unfit_names)))
+    unfit_tokens = explain_unfit_tokens(training.seq_len, training.batch)
+    if unfit_tokens:
+        raise InputError(unfit_tokens)
+    filtered_layers = training.bf16_layers - HEAD
+    if filtered_layers:
+        notes.append(
+            f"the recipe keeps {by_pattern(filtered_layers)} in bf16, "
+            f"{share_of(training.sizes, filtered_layers):.0%} of the blocks' matmul FLOPs"
+        )
+    if unfit_names:
+        notes.append(
+            f"{by_pattern(unfit_names)} stay in bf16, "
+            f"{share_of(training.sizes, unfit_names):.0%} of the blocks' matmul FLOPs: 16 does not "
+            f"divide their sides, so a run needs them in {FILTERS}"
+        )
+    return replace(training, bf16_layers=training.bf16_layers | unfit_names)
+
+
+def beyond(training, named_limits: dict) -> list[str]:
     """Name what of a training is outside of limits: [least, most] by name."""
     return [
-        name for name, (least, most) in limits.items() if not least <= getattr(asked, name) <= most
+        name
+        for name, (minimum, maximum) in named_limits.items()
+        if not minimum <= getattr(training, name) <= maximum
     ]
 
 
-def named(ranges: np.ndarray) -> dict | None:
-    """Name the rows of ranges; None if they are 0, not known."""
-    return dict(zip(RECIPES, ranges.tolist(), strict=False)) if ranges.any() else None
+# ---- pairs ----
+
+
+def is_near(parameters: float, training: Training, size_ratio: float) -> bool:
+    """Return true for a model that is at most so many times as large or small as the asked one."""
+    return 1 / size_ratio < parameters / training.parameters < size_ratio
+
+
+def nearest_pairs(training: Training, published_pairs: list[dict]) -> list[dict]:
+    """List the few pairs nearest in size."""
+    if math.isnan(training.parameters):
+        return published_pairs[:N_SHOWN]
+    return sorted(
+        published_pairs, key=lambda pair: abs(np.log(pair["parameters"] / training.parameters))
+    )[:N_SHOWN]
+
+
+def answer_experts(training: Training, expert_facts: dict) -> dict:
+    """Answer for a mixture of experts by its pairs: they have no trend by size."""
+    reason_text = (
+        f"in {expert_facts['count']} published pairs, mixtures of experts ran "
+        f"{expert_facts['low']:.2f} to {expert_facts['high']:.2f} times as fast as bf16, without a "
+        "trend by size"
+    )
+    if isinstance(training.sizes, ExpertSizes):
+        speedup_bound = training.sizes.bound_speedup()
+        reason_text += (
+            f"; this one gains at most {speedup_bound:.3f} while its experts stay in bf16, as here"
+        )
+    return {"why": reason_text, "nearest": nearest_pairs(training, expert_facts["pairs"])}
+
+
+def answer_format(training: Training, format_name: str, format_pairs: list[dict]) -> dict:
+    """Answer for MXFP8 or NVFP4 by the pairs of its kind of GPU that are near in size."""
+    chip_name, title = GPUS[training.gpu].chip, FORMAT_NAMES[format_name]
+    kind_pairs = [pair for pair in format_pairs if GPUS[pair["gpu"]].chip == chip_name]
+    speed_ratios = [
+        pair["speed_up"]
+        for pair in kind_pairs
+        if is_near(pair["parameters"], training, NEAR_WITHOUT_FIT)
+        and pair["scaling"] == format_name
+        and pair["stack"] in STACK_LIBRARIES
+    ]
+    answer = {
+        "nearest": nearest_pairs(training, kind_pairs),
+        "fitted_to": f"{len(kind_pairs)} pairs, no fit",
+    }
+    if not speed_ratios:
+        libraries = " or ".join(STACK_LIBRARIES)
+        return answer | {"why": f"no published pair of {title} with {libraries} is near in size"}
+    lowest, highest = min(speed_ratios), max(speed_ratios)
+    answer["speedup"] = {format_name: [np.median(speed_ratios).item(), lowest, highest]}
+    answer["why"] = (
+        f"near this size {title} ran {lowest:.2f} to {highest:.2f} times as fast as bf16 "
+        f"(published pairs: {len(speed_ratios)})"
+    )
+    if format_name == "nvfp4":
+        answer["why"] += "; in torchao it is a prototype"
+    elif lowest > 1 and len(speed_ratios) > 1:
+        answer["verdict"] = YES
+    return answer
+
+
+# ---- loss ----
+
+
+def describe_loss(parameters: float, format_name: str) -> str:
+    """Say what others measured of the loss, at the size nearest to a model's, with the source."""
+    reports = [report for report in read("loss.yaml")["reports"] if report["format"] == format_name]
+    # in powers of 2: of reports equally near, the first of the file
+    report = min(reports, key=lambda report: round(abs(np.log2(report["parameters"] / parameters))))
+    if "gap" in report:
+        gap_text = f"{report['gap']:+.4f}"
+    else:
+        relative_change = report["low_precision"] / report["bf16"] - 1
+        gap_text = (
+            f"{report['low_precision']} beside bf16's {report['bf16']} ({relative_change:+.2%})"
+        )
+    report_note = f", {report['note']}" if "note" in report else ""
+    return (
+        f"{count(report['parameters'])}, {report['scaling']}, {report['setting']}: "
+        f"{report['measure']} {gap_text}{report_note}: {report['source']}"
+    )

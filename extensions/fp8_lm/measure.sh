@@ -1,4 +1,5 @@
-# Parts of launch/measure_all.sh.
+# shellcheck shell=bash disable=SC2154
+# Parts of launch/measure_all.sh, which sources this file and has its variables.
 part decoupling 1
 decoupling() {
   study precision_decoupling "${seeds[@]}" "$small" --out "extensions/fp8_lm/results/precision_decoupling/$at"

@@ -55,6 +55,7 @@ def read_log(path: Path) -> Run:
         raise StudyError(f"{path}: is no log of the published project") from error
     name = path.stem.partition("_2025")[0]  # its time follows
     manifest = Manifest.model_construct(
+        host="host unknown",
         start=lines["timestamp"].iloc[0],
         world_size=1,
         hardware=Hardware.model_construct(type="cuda", name="NVIDIA GH200"),
@@ -90,6 +91,7 @@ def steps_of(lines: pd.DataFrame) -> pd.DataFrame:
         process=0,
         steady=steps.index > NOT_STEADY_STEPS,
         in_fp8=True,
+        short=False,
         wait=0.0,
         tokens=tokens,
         useful=tokens * steps["training_tokens_percentage"] / 100,

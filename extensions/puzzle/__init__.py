@@ -24,11 +24,16 @@ class Keys:
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that contradict a late conversion."""
-    if _converts_late(config) and config.compile.enable:
+    if _converts_late(config) and config.compile.compiles_model:
         yield (
             "puzzle.optimizer",
             "is built before a conversion that would find compiled blocks; set compile.enable to "
             "false",
+        )
+    if config.quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp:
+        yield (
+            "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+            "needs a run of several processes; set it to false",
         )
 
 

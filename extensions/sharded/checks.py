@@ -41,7 +41,7 @@ def shards(config, args, fp8_layers: Set[str]) -> int:
             f"training.global_batch_size={batch}: expected a multiple of local_batch_size x "
             f"processes, {training.local_batch_size} x {count}, or -1"
         )
-    if config.quantize.linear.float8.enable_fsdp_float8_all_gather:
+    if fp8_layers and config.quantize.linear.float8.enable_fsdp_float8_all_gather:
         _check_gather(config, args, fp8_layers, shards)
     return shards
 

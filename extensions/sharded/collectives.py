@@ -55,8 +55,9 @@ def check_profile(proof: Proof, profiler) -> None:
         "all_reduces": calls[AGREE],
         "nccl": nccl_seconds(profiler.events()),  # null on CPUs
     }
+    gathers_fp8 = plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather
     promises = {
-        "gathered_bytes": plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather,
+        "gathered_bytes": gathers_fp8 and plan.fp8.layers,
         "reduced_bytes": plan.recipe.hook("gradient_bytes"),
     }
     for name, promised in promises.items():

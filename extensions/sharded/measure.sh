@@ -1,4 +1,5 @@
-# Parts of launch/measure_all.sh.
+# shellcheck shell=bash disable=SC2154
+# Parts of launch/measure_all.sh, which sources this file and has its variables.
 part ladder 8
 ladder() {
   study baseline_compiled tensorwise_fp8_compiled tensorwise_fp8_allgather_amax_each tensorwise_fp8_allgather \

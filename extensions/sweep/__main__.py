@@ -26,6 +26,7 @@ from experiments.jobs.command import (
     CommandLine,
     Stop,
     code_of,
+    gpu_key,
     leave,
     seeds,
 )
@@ -65,14 +66,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command_line() -> CommandLine:
-    parser = CommandLine("extensions.sweep", __doc__)
+    parser = CommandLine("extensions.sweep", __doc__, takes_keys=True)
     add = parser.add_argument
     add("name", metavar="NAME", help="a sweep, or a started sweep's folder")
     add("overrides", nargs="*", metavar="key.path=value", help="for every cell")
     add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list, as 0,1,2")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="list the cells, and which of them fit")
-    add("--gpu", choices=GPUS, metavar="GPU", help="whose memory counts, instead of this machine's")
+    add("--gpu", type=gpu_key, help="whose memory counts, instead of this machine's")
     return parser
 
 
@@ -98,8 +99,8 @@ def _memory(study: Study, gpu: str | None) -> str:
     from experiments.training.plan import plan  # torch: seconds, not for a wrong name
     from models import device
 
-    plans = [plan(recipes.load(name, study.overlays, study.overrides)) for name in study.recipes]
-    needed = max(planned.memory_needed for planned in plans)
+    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    needed = max(plan(recipe).memory_needed for recipe in loaded.values())
     available = GPUS[gpu].memory if gpu else device.memory_bytes()
     fits = "fits" if needed <= available else "does not fit"
     return f"{fits}: {memory_finding(needed, available)}"

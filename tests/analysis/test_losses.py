@@ -8,20 +8,30 @@ import pytest
 from scipy import stats
 
 from analysis import losses
-from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOO_FEW
+from analysis.losses import CANNOT_TELL, HIGHER, LOWER, SAME, TOO_FEW, TOO_SHORT
 from tests.analysis.planted import compared
 
 BASE = np.array([3.0, 3.1, 3.2])
 MARGIN = 0.0025 * 3.1
 
 
-def verdict(folder, shares, first_seed=0, steps=100):
-    """Judge runs that end above those of `BASE` by so many margins."""
-    own, other = [], []
+def finding(folder, shares, first_seed=0, steps=100, learned=20, lr_warmup=10):
+    """Compare runs that end above those of `BASE` by so many margins.
+
+    Their losses fall in the first `learned` steps, and the learning rate grows in `lr_warmup`.
+    """
+    runs, reference_runs = [], []
     for number, (base, share) in enumerate(zip(BASE, shares, strict=False)):
-        own.append({"losses": {"to": base + MARGIN * share}, "seed": first_seed + number})
-        other.append({"losses": {"to": base}})
-    return compared(folder, own, other, steps=steps).loss
+        end = {"to": base, "steps": [learned, steps]}
+        log = {"lr_warmup": lr_warmup}
+        runs.append({"losses": end | {"to": base + MARGIN * share}, "seed": first_seed + number})
+        reference_runs.append({"losses": end})
+        runs[-1]["log"] = reference_runs[-1]["log"] = log
+    return compared(folder, runs, reference_runs, steps=steps)
+
+
+def verdict(folder, shares, **words):
+    return finding(folder, shares, **words).loss
 
 
 @pytest.mark.parametrize(
@@ -41,6 +51,26 @@ def test_the_verdict_follows_the_interval(tmp_path, shares, word):
     assert found.difference == pytest.approx(np.mean(shares) * MARGIN, rel=0.05)
 
 
+@pytest.mark.parametrize("words", [{"learned": 1}, {"lr_warmup": 1000}])
+def test_losses_are_not_the_same_before_anything_is_learned(tmp_path, words):
+    """The loss does not fall, or the learning rate still grows."""
+    assert verdict(tmp_path, (0.1, 0.2, 0.3), **words).word == CANNOT_TELL
+
+
+@pytest.mark.parametrize(
+    ("shares", "outcome"),
+    [
+        ((-6.0, -6.1, -6.2), "no_plain_yes"),  # rounding lowers no loss as far
+        ((-6.0, -6.1), "no_plain_yes"),
+        ((6.0, 6.1), "no_plain_yes"),
+        ((20.0, 0.1, 0.2), "no_plain_yes"),  # one run of three is harmed
+        ((0.1, 5.0, -5.0), "yes_for_speed"),
+    ],
+)
+def test_losses_far_apart_forbid_a_plain_yes(tmp_path, shares, outcome):
+    assert finding(tmp_path, shares).outcome == outcome
+
+
 def test_so_many_runs_would_give_a_verdict(tmp_path):
     """With differences of this spread the interval of as many runs lies within the margin, and that
     of one fewer does not."""
@@ -56,8 +86,10 @@ def test_the_interval_is_students(tmp_path):
 
 
 def test_pairs_need_the_same_seed_and_steps(tmp_path):
-    assert verdict(tmp_path / "seeds", (0, 0, 0), first_seed=3).by_seed == ()
-    assert verdict(tmp_path / "steps", (0, 0, 0), steps=20).by_seed == ()
+    unpaired = verdict(tmp_path / "seeds", (0, 0, 0), first_seed=3)
+    short = verdict(tmp_path / "steps", (0, 0, 0), steps=20)
+    assert unpaired.by_seed == short.by_seed == ()
+    assert (unpaired.word, short.word) == (TOO_FEW, TOO_SHORT)
 
 
 def test_what_the_margin_is_worth_follows_from_the_scaling_law():

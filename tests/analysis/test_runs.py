@@ -1,25 +1,50 @@
 """Run directories, read: attempts, records that are damaged or missing, and what is no study."""
 
 import json
+import os
+import shutil
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from analysis.study import StudyError, read_study
-from tests.analysis.planted import study
+from tests.analysis.planted import FP8, study
 from tests.make_runs import write_run
+
+BOMB = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("bcdefghijk"))
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text().splitlines(keepends=True)
 
 
 def test_a_resumed_run_counts_its_attempts_once(tmp_path):
     """The first process lost steps 21 to 25, which the second made again, after 4 s of start-up.
-    The second stopped on purpose."""
+    The second stopped on purpose. Neither counts as a loss: the run has what it would have had."""
     attempts = [[20, 25, "running"], [30, 30, "interrupted"]]
     resumed = {"earlier": attempts, "seconds": {"to": 0.5}, "warm_up": 4.5}
     words = {"seeds": [0], "steps": 40, "start_spread": 0.0, "changes": [resumed]}
     [run] = read_study(study(tmp_path, "C", **words)).runs
-    assert run.completed and run.earlier == ["running or killed"]
+    assert run.completed and run.earlier == []
     assert run.steps.index.tolist() == list(range(1, 41))
     assert run.steps["process"].tolist() == [0] * 20 + [1] * 10 + [2] * 10
     assert run.steps["elapsed"].iloc[-1] == pytest.approx(3 * 4 + 45 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "earlier"),
+    [
+        ([20, 30, "failed"], ["failed: illegal memory access"]),
+        ([20, 30, "diverged"], ["diverged"]),
+        ([30, 30, "failed"], []),  # no step was made again
+        ([20, 30, "interrupted"], []),
+    ],
+)
+def test_a_failure_counts_whose_steps_were_made_again(tmp_path, attempt, earlier):
+    change = {"earlier": [attempt], "error": "illegal memory access"}
+    [run] = read_study(study(tmp_path, "C", [0], steps=40, changes=[change])).runs
+    assert run.completed and run.earlier == earlier
 
 
 def test_a_resumed_run_keeps_the_values_of_its_attempts(tmp_path):
@@ -59,11 +84,36 @@ def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("metrics.jsonl", lambda file: file.write_text("".join(lines(file)[5:]))),
+        ("metrics.jsonl", lambda file: file.write_text("".join(lines(file)[:5] + lines(file)[6:]))),
+        ("attempt1/metrics.jsonl", Path.unlink),
+        ("attempt1/timing.json", Path.unlink),
+        ("timing.json", Path.unlink),
+        ("recipe.yaml", lambda file: file.write_text("a: &a [1, 2]\nb: &b [*a, *a]\n" + BOMB)),
+        ("recipe.yaml", lambda file: file.write_text("[" * 10_000)),
+        ("recipe.yaml", lambda file: file.write_text("1: [2001-01-01]")),
+        ("recipe.yaml", lambda file: file.write_bytes(b"\xff\xfe")),
+    ],
+)
+def test_a_run_with_lost_or_impossible_records_is_left_out_by_name(tmp_path, name, act):
+    """Of a run whose first attempt made 20 steps, and the second the others."""
+    attempts = {"runs": ["C/0"], "earlier": [[20, 20, "interrupted"]]}
+    study(tmp_path, "C", [0, 1], steps=40, changes=[attempts])
+    assert len(read_study(tmp_path).completed["baseline_compiled"]) == 2
+    act(tmp_path / "baseline_compiled/seed0" / name)
+    found = read_study(tmp_path)
+    assert [run.seed for run in found.completed["baseline_compiled"]] == ["1"]
+    [problem] = found.problems
+    assert problem.startswith(str(tmp_path / "baseline_compiled/seed0"))
+
+
+@pytest.mark.parametrize(
     "other",
     [
         {"seq_len": 51},
         {"data": "c4"},
-        {"recipe": "baseline"},  # the same run twice
     ],
 )
 def test_what_is_not_one_training_is_refused(tmp_path, other):
@@ -72,6 +122,143 @@ def test_what_is_not_one_training_is_refused(tmp_path, other):
     write_run(tmp_path / "b", **{"recipe": "baseline_compiled"} | other)
     with pytest.raises(StudyError):
         read_study(tmp_path)
+
+
+# ---- runs that are left out ----
+
+
+@pytest.fixture
+def usual(tmp_path):
+    """A study of two recipes and three seeds."""
+    return study(tmp_path / "study", "CT", steps=40)
+
+
+def names(found) -> list[str]:
+    return [f"{run.name} {run.ending}" for run in found.runs]
+
+
+COMPLETED = [
+    f"{recipe}/seed{seed} completed"
+    for recipe in ("baseline_compiled", "tensorwise_fp8_compiled")
+    for seed in range(3)
+]
+
+
+@pytest.mark.parametrize("copy", ["baseline_compiled/seed0.bak", "copy", "baseline/seed5"])
+def test_a_copy_is_left_out_by_name(usual, copy):
+    shutil.copytree(usual / "baseline_compiled/seed0", usual / copy)
+    found = read_study(usual)
+    assert names(found) == COMPLETED and all(run.path != usual / copy for run in found.runs)
+    assert len(found.problems) == 1 and copy in found.problems[0]
+
+
+def test_a_copy_that_was_made_while_the_run_ran_is_left_out(tmp_path):
+    resumed = [{"runs": ["C/0"], "earlier": [[20, 20, "interrupted"]]}]
+    folder = study(tmp_path, "CT", steps=40, changes=resumed) / "baseline_compiled"
+    shutil.copytree(folder / "seed0/attempt1", folder / "before")
+    assert names(read_study(tmp_path)) == COMPLETED
+
+
+def test_a_second_run_of_a_seed_is_left_out(usual):
+    """Whichever is the quicker: the run counts that is in its place."""
+    write_run(usual / "again", "baseline_compiled", [0.4] * 40, [9.0] * 40, begin=-1e5)
+    found = read_study(usual)
+    assert len(found.problems) == 1 and "again" in found.problems[0]
+    assert names(found) == COMPLETED and all(run.path.name != "again" for run in found.runs)
+
+
+OTHER_GPU = {"hardware": {"name": "NVIDIA B200"}}
+OTHER_RATE = {"log": {"lr": 1e-4}}
+
+
+@pytest.mark.parametrize("other", [OTHER_GPU, OTHER_RATE])
+def test_an_odd_run_is_left_out_by_name(usual, other):
+    """A trial that is not of the study, whatever its seed. The study goes on."""
+    for place, seed in ("trial", 0), ("baseline_compiled/seed7", 7):
+        facts = {"seed": seed, "begin": -1e5} | other
+        write_run(usual / place, "baseline_compiled", [0.4] * 40, [9.0] * 40, **facts)
+    found = read_study(usual)
+    assert names(found) == COMPLETED
+    assert ["trial" in problem for problem in found.problems] == [False, True]
+
+
+@pytest.mark.parametrize(("seeds", "left"), [(4, True), (3, False)])
+def test_a_planned_run_of_another_training_is_left_out_where_three_are_left(tmp_path, seeds, left):
+    odd = [{"runs": ["T/1"]} | OTHER_GPU]
+    study(tmp_path, "CT", range(seeds), steps=40, changes=odd)
+    if left:
+        endings = [run.ending for run in read_study(tmp_path).runs]
+        assert endings.count("of another training") == 1
+    else:
+        with pytest.raises(StudyError, match="seed1"):
+            read_study(tmp_path)
+
+
+# ---- links ----
+
+
+def test_a_link_to_a_folder_is_followed_once(usual, tmp_path):
+    """Also in a circle, and to what is there anyway."""
+    kept = tmp_path / "kept"
+    shutil.move(usual / "baseline_compiled", kept / "baseline_compiled")
+    (usual / "baseline_compiled").symlink_to(kept / "baseline_compiled")
+    (usual / "again").symlink_to(kept)
+    (usual / "circle").symlink_to(usual)
+    (usual / "above").symlink_to(tmp_path)
+    (usual / "nowhere").symlink_to(tmp_path / "nothing")
+    assert names(read_study(usual)) == COMPLETED
+
+
+def test_a_link_does_not_lead_out_of_what_somebody_else_sent(usual, tmp_path, monkeypatch):
+    """Its owner is neither this user nor whose folder it leads to."""
+    shutil.move(usual / "baseline_compiled", tmp_path / "private")
+    link = usual / "baseline_compiled"
+    link.symlink_to(tmp_path / "private")
+    lstat = Path.lstat
+    sender = os.stat_result([0, 0, 0, 0, os.geteuid() + 1, *[0] * 5])
+    monkeypatch.setattr(Path, "lstat", lambda path: sender if path == link else lstat(path))
+    assert {run.recipe for run in read_study(usual).runs if run.manifest} == {FP8}
+
+
+# ---- places ----
+
+
+def test_a_machine_is_its_boot_id_or_a_host_name_that_several_runs_have(tmp_path):
+    """A container invents a name for one run."""
+    places = [
+        {"host": "nid1"},
+        {"host": "nid1"},
+        {"host": "3f2a"},
+        {"host": "9c1d", "machines": ["boot-1"], "gpus": ["GPU-1"]},
+        {"host": "77aa", "machines": ["boot-1", "boot-2"], "gpus": ["GPU-2", "GPU-3"]},
+    ]
+    for seed, place in enumerate(places):
+        write_run(tmp_path / f"seed{seed}", seed=seed, begin=1e4 * seed, **place)
+    runs = read_study(tmp_path).runs
+    assert [sorted(run.machines) for run in runs] == [
+        ["nid1"], ["nid1"], [], ["boot-1"], ["boot-1", "boot-2"],
+    ]  # fmt: skip
+    assert [sorted(run.gpus) for run in runs] == [
+        ["GPU 0 of nid1"], ["GPU 0 of nid1"], [], ["GPU-1"], ["GPU-2", "GPU-3"],
+    ]  # fmt: skip
+
+
+def test_packages_are_those_of_the_environment_file(usual):
+    """Of what torch loads and of others. A file that only some runs have, all runs know."""
+    packages = {"torch": "2.13.0+cu130", "nvidia-cublas": "13.1", "jupyter": "1.0"}
+    file = json.dumps({"packages": packages, "diff": None})
+    (usual / "environment-0.json").write_text(file)
+    [run, *_] = read_study(usual).runs
+    assert run.facts["packages.nvidia-cublas"] == "13.1"
+    assert run.facts["other_packages.jupyter"] == "1.0"
+
+
+# ---- what cannot be read ----
+
+
+def test_a_folder_that_is_missing_is_not_there(tmp_path):
+    with pytest.raises(StudyError, match="is not there"):
+        read_study(tmp_path / "nowhere")
 
 
 def test_what_cannot_be_read_is_an_error(tmp_path):

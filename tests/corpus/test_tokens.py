@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from experiments.corpus import tokens
+from experiments.corpus import tokenizer, tokens
 from experiments.corpus.tokens import prepare
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
@@ -57,7 +57,7 @@ def test_prepared_and_hashed_once_until_the_content_changes(config, monkeypatch)
 
 
 def test_a_folder_is_read_by_name_in_batches_that_change_nothing(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 3)
+    monkeypatch.setattr(tokenizer, "BATCH_CHARACTERS", 3)
     folder = tmp_path / "many"
     folder.mkdir()
     write_parquet(folder / "b.parquet", ["w2 w3", " ", "w4"])

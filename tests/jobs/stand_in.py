@@ -1,8 +1,9 @@
 """In the place of experiments.run: `python -m tests.jobs.stand_in DIR`.
 
 Makes a step each `STEP_S` seconds up to the recipe's training.steps, or until it is asked to stop,
-and leaves a run's records. Started again, it goes on without pauses. The recipe that the variable
-`FAILING` names ends with exit code 2, that of `KILLED` is killed at step 12.
+and leaves a run's records, and a checkpoint's trace where it keeps some. Started again, it goes
+on without pauses. The recipe that the variable `FAILING` names ends with exit code 2, that of
+`KILLED` is killed at step 12.
 """
 
 import json
@@ -33,6 +34,7 @@ def main() -> int:
         "seed": keys["debug"]["seed"],
         "steps": steps,
         "start": datetime.now(UTC).isoformat(),
+        "notes": ["there is no whole checkpoint"],
         "hardware": {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")},
     }
     (out / "caches").write_text(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
@@ -48,6 +50,10 @@ def main() -> int:
         LogInterval.model_validate(line).append_to(out / METRICS)
         if line["step"] == 12 and keys["name"] == os.environ.get("KILLED"):
             os.kill(os.getpid(), signal.SIGKILL)
+    if stop.code and keys["checkpoint"]["enable"]:
+        checkpoint = out / f"checkpoint/step-{len(read_log(out / METRICS))}"
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / ".metadata").touch()
     facts["status"] = "interrupted" if stop.code else "completed"
     write_records(out, keys, end=datetime.now(UTC).isoformat(), **facts)
     return stop.code

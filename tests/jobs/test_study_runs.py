@@ -31,6 +31,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "page", Mock(return_value=""))  # which would draw for seconds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("STEP_S", "0.01")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return partial(call, study.main, *NAMES, "--overlay", "cpu", "--out", tmp_path / "study")
 
 
@@ -48,10 +49,17 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed
     assert printed.rindex("started on GPU") < printed.index("completed at step 90")
+    assert printed.count("baseline_compiled seed 0: there is no whole checkpoint") == 1
 
     monkeypatch.delenv("FAILING")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # a job's Python is not found where jobs are submitted
     code, printed = call(study.main, out)
     assert code == 0 and f"complete already: {out}/baseline_compiled/seed0" in printed
+    assert f"sbatch launch/alps_fp8.sbatch {out} --seeds 3" in printed
+    assert (
+        f"rsync -a --exclude checkpoint CLUSTER:{out} runs/ && make lab RUNS=runs/study" in printed
+    )
+    assert ".venv/bin/python" not in printed
     ran = [Manifest.read(out / name / "seed0/manifest.json") for name in NAMES]
     assert [manifest.hardware.visible_devices for manifest in ran] == ["4", "7"]
     caches = {path.read_text() for path in out.rglob("caches")}

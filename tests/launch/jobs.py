@@ -16,6 +16,7 @@ from tests import processes
 
 SLURM = "tests/launch/slurm.sh"
 MISSING = "needs Slurm: slurmctld slurmd slurm-client munge libslurm-dev gcc"
+MOUNT = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]  # as container.py does
 
 
 class Job(NamedTuple):
@@ -25,7 +26,7 @@ class Job(NamedTuple):
     folder: Path
 
     def run(self, path: str = "baseline/seed0", name: str = "fp8") -> Path:
-        return self.folder / "runs" / f"{name}-{self.number}" / path
+        return self.folder / "scratch/runs" / f"{name}-{self.number}" / path
 
     def log(self) -> str:
         return Path(self.folder, f"{self.number}.log").read_text()
@@ -58,16 +59,23 @@ def submit(folder: Path, *arguments: str, **variables: str) -> Job:
 
 @pytest.fixture(scope="module")
 def slurm_folder(tmp_path_factory):
-    """Of a Slurm that is up; `runs` in it is where jobs keep theirs."""
+    """Of a Slurm that is up; jobs keep their runs in `scratch/runs`. Its containers see `scratch`
+    alone, and `host/capstor` as /capstor."""
     folder = tmp_path_factory.mktemp("slurm")
+    for name in ("scratch", "host/capstor", "host/iopsstor"):
+        (folder / name).mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
+        if has_mounts():
+            patch.setenv("PYTHON", sys.executable)
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+        patch.setenv("PORT", str(17017 + 10 * int(worker.removeprefix("gw"))))
         try:
             up = subprocess.run([SLURM, "up", folder], capture_output=True, text=True, timeout=120)
             assert up.returncode == 0, up.stderr
             variables = {
                 "SLURM_CONF": up.stdout.strip(),
-                "RUNS": f"{folder}/runs",
-                "SCRATCH": str(folder),
+                "RUNS": f"{folder}/scratch/runs",
+                "SCRATCH": f"{folder}/scratch",
                 "PYTHON": "tests/launch/python.sh",
                 "REAL_PYTHON": sys.executable,
                 "OMP_NUM_THREADS": "1",  # many runs on two cores
@@ -85,6 +93,17 @@ def steps_of(run: Path) -> list[int]:
 
 def manifest_of(run: Path) -> Manifest:
     return Manifest.read(run / "manifest.json")
+
+
+def has_mounts() -> bool:
+    """Whether this user may mount file systems, as root may outside of most sandboxes."""
+    return not os.geteuid() and not subprocess.run(MOUNT, capture_output=True).returncode
+
+
+def in_container(test):
+    """Mark a test that needs a cluster whose steps run in containers."""
+    reason = "needs root, and mounts of its own: " + " ".join(MOUNT)
+    return on_slurm(pytest.mark.skipif(not has_mounts(), reason=reason)(test))
 
 
 def on_slurm(test):

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tests/launch/slurm.sh up|down FOLDER: a real Slurm on this host: four nodes of four GPUs that are files, and an srun that
-# accepts --environment, as CSCS's does. Needs Debian's munge, slurmctld, slurmd, slurm-client, libslurm-dev and gcc.
+# tests/launch/slurm.sh up|down FOLDER: a real Slurm on this host: four nodes of four GPUs that are files, and an srun with
+# --environment, as CSCS's: PYTHON starts the step by tests/launch/container.py; without PYTHON the option does nothing.
+# Needs Debian's munge, slurmctld, slurmd, slurm-client, libslurm-dev and gcc.
 #   up prints the SLURM_CONF to use. PORT (17017) and the four after it are taken.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
@@ -40,13 +41,28 @@ CONF
   echo "Name=gpu File=$here/gpus/nvidia[0-3]" >"$here/gres.conf"
   cat >"$here/environment.c" <<'C'
 #include <slurm/spank.h>
+#include <string.h>
+#include <unistd.h>
 SPANK_PLUGIN(environment, 1)
-static int taken(int value, const char *file, int remote) { return 0; }
-static struct spank_option option = {"environment", "FILE", "environment definition file", 1, 0, taken};
-int slurm_spank_init(spank_t spank, int count, char **arguments) { return spank_option_register(spank, &option); }
+static char *file;
+static int take(int value, const char *argument, int remote) { file = strdup(argument); return 0; }
+static struct spank_option option = {"environment", "FILE", "environment definition file", 1, 0, take};
+int slurm_spank_init(spank_t spank, int count, char **words) { return spank_option_register(spank, &option); }
+int slurm_spank_task_init(spank_t spank, int count, char **words) { // in the task, in place of its command
+  int parts;
+  char **command, **variables;
+  if (!file || count < 3) return 0;
+  spank_get_item(spank, S_JOB_ARGV, &parts, &command);
+  spank_get_item(spank, S_JOB_ENV, &variables);
+  char *all[parts + 5];
+  memcpy(all, (char *[]){words[0], words[1], words[2], file}, 4 * sizeof(char *));
+  memcpy(all + 4, command, parts * sizeof(char *));
+  all[parts + 4] = NULL;
+  return execve(words[0], all, variables);
+}
 C
   gcc -shared -fPIC -o "$here/environment.so" "$here/environment.c"
-  echo "required $here/environment.so" >"$here/plugstack.conf"
+  echo "required $here/environment.so ${PYTHON:+$PYTHON $PWD/tests/launch/container.py $here}" >"$here/plugstack.conf"
 }
 
 case $command in

@@ -22,7 +22,8 @@ STUDY, MEASURE = "launch/alps_fp8.sbatch", "launch/measure_all.sh"
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
 def test_shell_files_are_clean():
-    patterns = ["launch/*.s*", "extensions/*/*.sbatch", "tests/launch/*.sh", ".ci/run"]
+    patterns = ["launch/*.s*", "extensions/*/*.sbatch", "extensions/*/*.sh", "tests/launch/*.sh"]
+    patterns += [".ci/run"]
     files = [file for pattern in patterns for file in ROOT.glob(pattern)]
     processes.run(["shellcheck", "-x", *files])
 
@@ -57,22 +58,79 @@ def test_measure_all_names_recipes_and_studies_that_exist():
     assert named and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
 
 
+# ---- the end of a job ----
+
+CHECKPOINT, COMPLETED = "baseline/seed0/checkpoint/step-4/.metadata", "baseline/seed0/manifest.json"
+COMPLETE = '{"status": "completed"}'
+END = """
+source launch/job.sh
+out=$1 container=()
+run_step $2
+finish "$code" sbatch launch/alps_fp8.sbatch "$out"
+"""
+
+
+@pytest.fixture
+def end(tmp_path, program):
+    """Ends a job after a step of `code` that wrote some files into the folder of the runs."""
+    program("scontrol", "echo SCONTROL $*; exit ${REFUSED-0}")
+    out = tmp_path / "runs"
+
+    def call(code: int, *written: str, keeps: bool = True, **variables: str):
+        if written or keeps is not None:
+            out.mkdir(exist_ok=True)
+            (out / "recipe.yaml").write_text(f"checkpoint:\n  enable: {str(keeps).lower()}\n")
+        lines = [
+            f"mkdir -p $(dirname {out}/{file}); echo '{COMPLETE}' >{out}/{file}" for file in written
+        ]
+        program("srun", "\n".join([*lines, f"exit {code}"]))
+        environment = os.environ | {"SLURM_JOB_ID": "7"} | variables
+        done = processes.run(["bash", "-c", END, "job", out, "step"], check=False, env=environment)
+        assert done.returncode == code and not done.stderr
+        return done.stdout
+
+    return call
+
+
+def test_a_job_requeues_itself_only_after_progress_since_its_start(end):
+    assert "SCONTROL requeue 7" in end(75, CHECKPOINT)
+    said = end(75, CHECKPOINT)  # the one that was there before
+    assert "SCONTROL" not in said and "not requeued" in said and "--time" in said
+    assert "SCONTROL requeue 7" in end(75, CHECKPOINT.replace("4", "8"))
+    assert "SCONTROL requeue 7" in end(75, COMPLETED)
+    assert "SCONTROL" not in end(75, COMPLETED)
+
+
 @pytest.mark.parametrize(
-    ("code", "keeps", "words"),
+    "written",
     [
-        (1, "true", "not requeued (5 times so far). To go on: sbatch launch/alps_fp8.sbatch "),
-        (2, "true", ""),  # nothing to go on with
-        (75, "false", "not requeued (without checkpoint.enable=true"),
-        (75, "true", "not requeued (5 times so far)"),
+        [],
+        ["baseline/seed0/metrics.jsonl"],
+        ["baseline/seed0/checkpoint/step-4/0.distcp"],  # not whole
+        ["baseline/seed0/damaged_checkpoints/step-4/.metadata"],
     ],
 )
-def test_a_job_that_is_not_requeued_says_how_to_go_on(code, keeps, words, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(f"checkpoint:\n  enable: {keeps}\n")
-    script = 'source launch/job.sh; out=$0; finish "$1" sbatch launch/alps_fp8.sbatch "$0"'
-    restarted = os.environ | {"SLURM_RESTART_COUNT": "5"}
-    done = processes.run(["bash", "-c", script, tmp_path, code], check=False, env=restarted)
-    assert done.returncode == code and words in done.stdout
-    assert bool(done.stdout) == bool(words)
+def test_what_is_no_progress(end, written):
+    for code in (75, 138):  # 138: SIGUSR1 before Python listened
+        said = end(code, *written)
+        assert "SCONTROL" not in said
+        assert "not requeued" in said and "To resume: sbatch launch/alps_fp8.sbatch " in said
+
+
+def test_a_job_that_is_not_requeued_says_why(end):
+    assert "checkpoint.enable=true" in end(75, keeps=False)
+    assert "--time" in end(75, keeps=None)  # no folder
+    assert "requeued 5 times" in end(75, CHECKPOINT, SLURM_RESTART_COUNT="5")
+    again = CHECKPOINT.replace("4", "8")
+    assert "requeued 2 times" in end(75, again, SLURM_RESTART_COUNT="2", MAX_REQUEUES="2")
+    refused = end(75, COMPLETED, REFUSED="1")
+    assert "SCONTROL requeue 7" in refused and "not requeued (Slurm" in refused
+
+
+def test_other_ends_of_a_job(end):
+    assert end(0) == end(2) == ""  # after bad input there is nothing to resume
+    for code in (1, 3, 130, 137):
+        assert "To resume: sbatch launch/alps_fp8.sbatch " in end(code)
 
 
 # ---- jobs ----
@@ -126,3 +184,4 @@ def test_a_time_limit_requeues_a_study_with_checkpoints(jobs):
     job = jobs["limited"]
     assert job.end() == "COMPLETED 0:0, 1 restarts", job.log()
     assert steps_of(job.run()) == [*range(1, 201)]
+    assert "sbatch launch/alps_fp8.sbatch " in job.log() and ".venv/bin/python -m" not in job.log()

@@ -4,8 +4,14 @@ import platform
 from pathlib import Path
 
 import pytest
+import torch
+from torch._inductor.codegen.triton import TritonOverrides
+from torchao.float8 import _inductor_patch
 
+from experiments.config import recipes
+from experiments.training.plan import plan
 from models import device, float8
+from models.architectures import build
 from models.float8 import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from models.scaling import SCALINGS
 from tests.models.layers import layer, results
@@ -46,3 +52,27 @@ def test_a_grace_has_a_name(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda path: core)
     assert device.instruction_sets() == ["asimd", "sve2", "bf16"]
     assert device.cpu_name() == platform.machine()
+
+
+# ---- what is in force when FP8 is compiled ----
+
+
+def test_each_recipe_in_fp8_compiles_without_minima_that_spoil_stores(monkeypatch):
+    """torchao has inductor write minima and maxima of Triton code in another way, since Triton
+    miscompiles FP8 stores beside its own (triton issue 11111)."""
+    in_fp8 = 0
+    for name in recipes.yaml_files(recipes.RECIPES):
+        recipe = recipes.load(name, ["cpu"])
+        keys = recipe.config.quantize.linear.float8
+        if not keys.recipe_name or keys.enable_fsdp_float8_all_gather:  # which several processes do
+            continue
+        monkeypatch.setattr(_inductor_patch, "_PATCHED", False)
+        for extreme in ("minimum", "maximum"):
+            monkeypatch.setattr(TritonOverrides, extreme, staticmethod(lambda *_: "torch's own"))
+        with torch.device("meta"):
+            model = build(recipe.config)
+        recipe.hook("convert", float8.convert)(model, plan(recipe))
+        assert "tl.where" in TritonOverrides.minimum("a", "b"), name
+        assert "tl.where" in TritonOverrides.maximum("a", "b"), name
+        in_fp8 += 1
+    assert in_fp8 >= 2

@@ -1,5 +1,7 @@
 """What a run leaves behind reads back as it was written, or is refused by file and field."""
 
+import json
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -7,7 +9,7 @@ import pytest
 
 from analysis.newest import PLACES
 from experiments.config import recipes
-from experiments.records.files import write_whole
+from experiments.records.files import DiskFull, full_disk, write_whole
 from experiments.records.run import (
     MANIFEST,
     METRICS,
@@ -20,9 +22,10 @@ from experiments.records.run import (
     RecordError,
     Timing,
     last_interval,
+    missing_steps,
     read_log,
 )
-from tests.make_runs import intervals, write_lines
+from tests.make_runs import intervals, records, resolved, stamp, write_lines
 from tests.processes import ROOT
 
 KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{MANIFEST}")]
@@ -41,9 +44,24 @@ def test_every_kept_run_fits_the_contract():
 
 def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left")))
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(DiskFull, match=f"{MANIFEST} needs 2 bytes"):
         write_whole(tmp_path / MANIFEST, "{}")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("compilation failed: [Errno 28] No space left on device"),
+        OSError(122, "Disk quota exceeded"),
+        OSError("no file and no number"),
+    ],
+)
+def test_a_full_disk_is_found_among_the_causes_of_an_error(error, tmp_path):
+    outer = ValueError("outer")
+    outer.__cause__ = error
+    sentence = full_disk(outer, [tmp_path])
+    assert bool(sentence) == ("no number" not in str(error))
 
 
 def test_windows_read_back_without_a_torn_last_line(tmp_path):
@@ -62,3 +80,66 @@ def test_a_line_that_does_not_fit_is_named(tmp_path):
     write_lines(tmp_path / METRICS, [first, second | {"losses": [1.0, 2.0]}])
     with pytest.raises(RecordError, match=f"{METRICS}: line 2"):
         read_log(tmp_path / METRICS)
+
+
+def test_steps_without_a_record_are_listed():
+    assert missing_steps([1, 2, 5, 6, 8], 10) == "3 to 4, 7, 9 to 10"
+    assert missing_steps(range(1, 11), 10) == "" and missing_steps([], 1) == "1"
+
+
+@pytest.mark.parametrize(
+    ("record", "changes"),
+    [
+        (Manifest, {"start": "9999-12-31T23:59:59+00:00"}),
+        (Manifest, {"attempt": 1_000_000}),
+        (Manifest, {"steps": 10**18}),
+        (Timing, {"time_to_first_step_s": 1e300}),
+        (Timing, {"startup": {"import": "nan"}}),
+        (Proof, {"scalings": 5}),
+        (Proof, {"stretches": {"x": {}}}),
+        (Proof, {"fp8_flops": 10**400}),
+    ],
+)
+def test_values_that_no_run_has_are_refused(record, changes):
+    """Of records that others send."""
+    name = {Manifest: MANIFEST, Timing: TIMING, Proof: PROOF}[record]
+    facts = {"start": stamp(0), "steps": 30}
+    kept = records("baseline", resolved("baseline"), **facts)[name]
+    record.parse(json.dumps(kept).encode(), name)
+    with pytest.raises(RecordError, match=name):
+        record.parse(json.dumps(kept | changes).encode(), name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"elapsed_s": 1e300},
+        {"elapsed_s": -1.0},
+        {"losses": [1e308] * 2},
+        {"step": 10**18},
+        {"data_wait_s": [-1.0] * 2},
+        {"lr": float("inf")},
+    ],
+)
+def test_intervals_that_no_run_has_are_refused(changes, tmp_path):
+    [line] = intervals([0.1] * 2, [3.0] * 2)
+    write_lines(tmp_path / METRICS, [line | changes])
+    with pytest.raises(RecordError, match=f"{METRICS}: line 1"):
+        read_log(tmp_path / METRICS)
+
+
+def test_only_a_file_of_its_own_is_a_record(tmp_path):
+    """Reading a pipe or a device would never end, and a link leads to what nobody sent."""
+    (tmp_path / "file").write_text("{}")
+    (tmp_path / MANIFEST).symlink_to("file")
+    (tmp_path / PROOF).symlink_to("/dev/zero")
+    (tmp_path / TIMING).mkdir()
+    os.mkfifo(tmp_path / METRICS)
+    for read in (
+        lambda: Manifest.read(tmp_path / MANIFEST),
+        lambda: Proof.read_if_there(tmp_path / PROOF),
+        lambda: Timing.read(tmp_path / TIMING),
+        lambda: read_log(tmp_path / METRICS),
+    ):
+        with pytest.raises(RecordError, match="is not a file of its own"):
+            read()

@@ -1,19 +1,25 @@
 """Checkpoints: which are loaded and deleted, whose they are, and what reading one can do."""
 
+import io
 import os
 import pickle
+import random
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, TensorProperties
 
+from experiments.config import recipes
 from experiments.config.keys import Config
 from experiments.run import main
 from experiments.training import checkpoint
-from experiments.training.checkpoint import Checkpoints
+from experiments.training.checkpoint import DIGEST, METADATA, Checkpoints
+from models.errors import InputError
 from tests.make_corpus import words, write_parquet
 from tests.runs import SMALLEST, TINY, kill, manifest_of
 
@@ -80,19 +86,30 @@ def cut(content: bytes) -> bytes:
     return content[:-200]
 
 
+def flip(content: bytes) -> bytes:
+    """Flip a bit in the middle."""
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
+
+
 SETS_ATTRIBUTE = b"cpathlib\nPosixPath\nN}X\x04\0\0\0mineK\x01s\x86b."
+READS_ATTRIBUTE = b"cbuiltins\ngetattr\n(ctorch\nSize\nX\x07\0\0\0__mro__tR."
 
 
 @pytest.mark.parametrize(
-    ("name", "harm", "key"),
+    ("name", "harm", "key", "has_digest"),
     [
-        ("__0_0.distcp", cut, "damaged"),
-        (".metadata", cut, "damaged"),
-        (".metadata", lambda _: pickle.dumps(Evil("trace")), "posix.mkdir, which is no plain data"),
-        (".metadata", lambda _: SETS_ATTRIBUTE, "damaged"),
+        ("__0_0.distcp", cut, "damaged", True),
+        (METADATA, cut, "damaged", True),
+        (METADATA, flip, "damaged", True),
+        (DIGEST, flip, "damaged", True),
+        (METADATA, cut, "damaged", False),
+        (METADATA, lambda _: pickle.dumps(Evil("trace")), "posix.mkdir", False),
+        (METADATA, lambda _: SETS_ATTRIBUTE, "damaged", False),
+        (METADATA, lambda _: READS_ATTRIBUTE, "damaged", False),
     ],
 )
-def test_damaged_checkpoints_are_set_aside(run, name, harm, key, monkeypatch, tmp_path):
+def test_damaged_checkpoints_are_set_aside(run, name, harm, key, has_digest, monkeypatch, tmp_path):
     """Metadata that would run code, or change what code does, is damage. A wrong byte of a weight
     is in test_run_ends.py."""
     monkeypatch.chdir(tmp_path)
@@ -100,11 +117,102 @@ def test_damaged_checkpoints_are_set_aside(run, name, harm, key, monkeypatch, tm
     run.save(4)
     file = Path(run.folder, "step-4", name)
     file.write_bytes(harm(file.read_bytes()))
+    if not has_digest:
+        (file.parent / DIGEST).unlink()
     step, [said] = newest(run)
     assert step == 2 and key in said
     [aside] = os.listdir(checkpoint.ASIDE)
     assert aside.startswith("step-4-")
     assert not os.path.exists("trace") and not hasattr(Path, "mine")
+
+
+def test_no_flipped_bit_loads_other_values(run):
+    """Each is found, or changes nothing that is read, as a date in a zip archive."""
+    run.save(2)
+    folder, draw = Path(run.folder, "step-2"), random.Random(0)
+    for name in (METADATA, "__0_0.distcp"):
+        file, content = folder / name, (folder / name).read_bytes()
+        for place in draw.sample(range(len(content)), 30):
+            harmed = bytearray(content)
+            harmed[place] ^= 1 << draw.randrange(8)
+            file.write_bytes(harmed)
+            loaded = {"weight": torch.zeros(40, 30)}
+            if not checkpoint.find_damage(folder):
+                checkpoint.load(loaded, folder)
+                assert loaded["weight"].equal(run.states["model"].state_dict()["weight"]), place
+        file.write_bytes(content)
+
+
+class OtherPickler(pickle.Pickler):
+    """Pickles a member of an Enum as Python 3.11.2 does, and strides as torch 2.15."""
+
+    def reducer_override(self, value):
+        if isinstance(value, _MEM_FORMAT_ENCODING):
+            return getattr, (type(value), value.name)
+        if isinstance(value, TensorProperties):
+            return TensorProperties, (), (*value.__getstate__()[:5], (1, 2))
+        return NotImplemented
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_checkpoints_of_other_versions_are_whole(run, protocol):
+    run.save(2)
+    folder, content = Path(run.folder, "step-2"), io.BytesIO()
+    OtherPickler(content, protocol).dump(checkpoint._Reader(folder).read_metadata())
+    (folder / METADATA).write_bytes(content.getvalue())
+    (folder / DIGEST).unlink()
+    assert newest(run) == (2, []) and run.load(2)
+
+
+def test_a_whole_checkpoint_of_an_unknown_torch_is_kept(run):
+    """Its resume is refused, because one from the step before would lose the work."""
+    run.save(2)
+    run.save(4)
+    folder = Path(run.folder, "step-4")
+    (folder / METADATA).write_bytes(pickle.dumps(random.Random()))
+    (folder / DIGEST).write_text(f"{checkpoint._digest(folder)}  {METADATA}\n")
+    with pytest.raises(InputError, match="is whole, and PyTorch"):
+        newest(run)
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("overlays", "keys", "is_kept"),
+    [
+        (["alps"], [], False),
+        (["cpu", "alps"], ["checkpoint.interval=2"], False),
+        (["alps"], ["checkpoint.enable=true"], True),
+        ([], ["checkpoint={enable: true}"], True),
+    ],
+)
+def test_a_completed_run_keeps_a_checkpoint_that_was_asked_for(overlays, keys, is_kept, tmp_path):
+    """Not one of an overlay alone; a resolved recipe still knows."""
+    recipe = recipes.load("baseline", overlays, keys)
+    assert recipe.made.overlay_checkpoints != is_kept
+    (tmp_path / "recipe.yaml").write_text(recipes.to_yaml(recipe))
+    again = recipes.load(str(tmp_path / "recipe.yaml"))
+    assert again.made.overlay_checkpoints != is_kept
+    asked = recipes.load(str(tmp_path / "recipe.yaml"), [], ["checkpoint.enable=true"])
+    assert not asked.made.overlay_checkpoints
+
+
+def test_a_run_deletes_checkpoints_of_an_overlay_at_its_end(tmp_path, run_here):
+    command = ["baseline", "--overlay", "cpu", "--overlay", "alps", "--out", tmp_path, *TINY]
+    assert run_here(*command, SMALLEST, "checkpoint.interval=2") == 0
+    assert "Finished saving the checkpoint" in (tmp_path / "log.txt").read_text()
+    assert manifest_of(tmp_path)["status"] == "completed"
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_first_weights_of_a_damaged_checkpoint_are_refused(run, tmp_path, fails):
+    run.save(2)
+    file = Path(run.folder, "step-2", "__0_0.distcp")
+    file.write_bytes(flip(file.read_bytes()))
+    dist.destroy_process_group()
+    keys = ["checkpoint.enable=true", f"checkpoint.initial_load_path={file.parent}"]
+    command = ["baseline", "--overlay", "cpu", "--out", tmp_path / "run", *TINY, SMALLEST, *keys]
+    assert "holds no whole checkpoint" in fails(main, *command)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def test_items_that_would_run_code_are_not_loaded(tmp_path):

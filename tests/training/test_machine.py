@@ -13,7 +13,7 @@ from experiments.config import recipes
 from experiments.training import compilation, machine, visible_gpus
 from experiments.training.plan import plan
 from models import device, nvidia_smi
-from models.errors import InputError
+from models.errors import REINSTALL, InputError
 
 UUIDS = ["GPU-0a1b2c3d-1111-2222-3333-444455556666", "MIG-99887766-1111-2222-3333-444455556666"]
 LIST = (
@@ -137,7 +137,7 @@ def test_a_uuid_that_is_not_listed_is_the_reason(value, unseen):
 
 @pytest.mark.parametrize("value", ["0", "0,5", "1,0", *(uuid[:12] for uuid in UUIDS)])
 def test_a_variable_that_names_a_gpu_is_not_the_reason(value, unseen):
-    assert "newer driver" in unseen(2, f"echo '{LIST}'", CUDA_VISIBLE_DEVICES=value)
+    assert REINSTALL in unseen(2, f"echo '{LIST}'", CUDA_VISIBLE_DEVICES=value)
 
 
 def test_what_torch_sees_without_the_variables_is_decisive(unseen, monkeypatch):

@@ -1,13 +1,18 @@
-"""`python -m experiments.run` without training: what it says, refuses and estimates."""
+"""`python -m experiments.run`, mostly without training: what it says, refuses and estimates."""
 
 import os
+import re
 
+import pytest
+import torch
 import torch.distributed as dist
 
 from experiments.config import recipes
 from experiments.run import SPINS, main
+from experiments.study import main as study_main
 from models import device
-from tests.runs import TINY
+from models.errors import InputError
+from tests.runs import SMALLEST, TINY, manifest_of
 
 
 def test_threads_share_the_cores_unless_the_user_chose(run_here, monkeypatch):
@@ -33,3 +38,45 @@ def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
     monkeypatch.setitem(dist.Backend.default_device_backend_map, device.TYPE, "nccl")
     train(recipes.load("baseline", ["cpu"], TINY).config)
     assert dist.get_backend() == "gloo"
+
+
+# ---- torch's version ----
+
+
+@pytest.mark.parametrize(
+    "version", ["2.11.0a0+nv26.02", "2.13.0+cpu", "2.14.0a0+nv26.09", "2.15.1"]
+)
+def test_a_torch_that_was_tried_needs_no_word(version, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", version)
+    device.check_torch()
+    assert device.untried_torch() is None
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.9.1+cu128", "1.13.0"])
+def test_an_older_torch_is_refused(version, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(InputError, match=r"older than 2\.11"):
+        device.check_torch()
+
+
+def test_a_newer_torch_is_tried_with_a_warning(
+    tmp_path, run_here, corpus_keys, capsys, monkeypatch
+):
+    monkeypatch.setattr(device, "NEWEST", (2, 10))
+    keys = ["--overlay", "cpu", *TINY, SMALLEST, *corpus_keys]
+    assert run_here("baseline", *keys, "--out", tmp_path / "run") == 0
+    assert re.search(r"WARNING torch: .* newer than 2\.10", (tmp_path / "run/log.txt").read_text())
+    study = ["baseline", *keys, "--out", tmp_path / "study", "--dry-run"]
+    assert study_main([*map(str, study)]) == 0
+    assert re.search(r"Warning: torch .* newer than 2\.10", capsys.readouterr().out)
+
+
+# ---- what is compiled ----
+
+
+def test_a_run_whose_loss_alone_is_compiled_is_no_compiled_run(tmp_path, run_here, corpus_keys):
+    run, loss = tmp_path / "run", ["compile.components=[loss]", "compile.backend=aot_eager"]
+    keys = ["--overlay", "cpu", *TINY, SMALLEST, *corpus_keys, *loss]
+    assert run_here("baseline_compiled", *keys, "--out", run) == 0
+    assert manifest_of(run)["compiled"] is False
+    assert "except for a compiled loss" in (run / "log.txt").read_text()

@@ -138,6 +138,27 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
     assert (unfinished / "metrics.jsonl").read_text() == INTERVAL
 
 
+def test_a_run_that_begins_again_notes_it(unfinished, claim):
+    again = claim()
+    [note] = again.manifest.notes
+    assert "begins again at step 1, and makes 1 steps on record again" in note
+    again.finish(STOPPED)
+    assert claim(step=1).manifest.notes == []  # the line of the first attempt is taken over
+
+
+def test_lines_that_are_lost_are_noted(unfinished, claim):
+    (unfinished / "metrics.jsonl").write_text("")
+    [note] = claim(step=3).manifest.notes
+    assert "steps 1 to 3 are not on record" in note
+
+
+def test_the_package_that_python_imports_is_on_record(monkeypatch):
+    """An image has another torchao below the environment's."""
+    both = [SimpleNamespace(name="torchao", version=version) for version in ("0.18", "0.14")]
+    monkeypatch.setattr(attempt, "distributions", lambda: both)
+    assert attempt._packages() == {"torchao": "0.18"}
+
+
 def test_a_lost_manifest_keeps_no_run_from_going_on(unfinished, claim):
     (unfinished / "proof.json").write_text("{}")
     (unfinished / "manifest.json").unlink()

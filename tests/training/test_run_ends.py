@@ -1,8 +1,10 @@
 """Runs that are stopped, killed or fail keep what they have and go on from it, equal bit for bit;
 and one on a GPU."""
 
+import errno
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -12,8 +14,10 @@ import pytest
 import torch
 
 from experiments.jobs.command import COME_BACK
+from experiments.records.files import FULL
 from experiments.records.run import read_log
 from experiments.run import main
+from experiments.training import checkpoint
 from experiments.training.trainer import Trainer
 from tests import processes
 from tests.runs import SMALLEST, TINY, kill, lines_of, losses_of, manifest_of
@@ -133,7 +137,7 @@ def fill_memory(trainer: Trainer) -> None:
         # in the second step of a log interval of 50, with a loss that is finite
         ("metrics.log_freq=50", damage_gradient, 3, "diverged",
          "not finite in step 2, nor the gradients of 1 parameters: layers.0.feed_forward.w1"),
-        ("", fill_memory, 1, "failed", "memory: recompute activations (overlay `full_recompute`)"),
+        ("", fill_memory, 1, "failed", "out of memory"),
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_go_on_ends(
@@ -154,7 +158,7 @@ def test_full_disk_leaves_readable_metrics(tmp_path, train, monkeypatch):
     with room_for(20_000):
         assert train("training.steps=120", "metrics.enable_tensorboard=false") == 1
     manifest = manifest_of(tmp_path / "run")
-    assert manifest["status"] == "failed" and "File too large" in manifest["error"]
+    assert manifest["status"] == "failed" and "metrics.jsonl needs" in manifest["error"]
     assert len(read_log(tmp_path / "run/metrics.jsonl")) > 10
 
 
@@ -162,11 +166,49 @@ def test_full_disk_leaves_readable_metrics(tmp_path, train, monkeypatch):
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, train, mode):
     keys = ["checkpoint.enable=true", "checkpoint.interval=2", f"checkpoint.async_mode={mode}"]
     with room_for(2**18):
-        assert train(*keys) == 1
+        assert train(*keys, "training.steps=6") == 1
     manifest = manifest_of(tmp_path / "run")
     assert manifest["status"] == "failed"
     assert "a checkpoint could not be written" in manifest["error"]
     assert not list((tmp_path / "run/checkpoint").iterdir())
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_its_folder_and_sizes(tmp_path, train, monkeypatch, code):
+    """torch.save raises an error about positions in its place, after which a traceback says
+    nothing."""
+
+    def write(stream, content) -> int:
+        stream.error = OSError(code, os.strerror(code))
+        raise stream.error
+
+    monkeypatch.setattr(checkpoint._Stream, "write", write)
+    assert train("checkpoint.enable=true", "checkpoint.interval=2") == 1
+    error = manifest_of(tmp_path / "run")["error"]
+    assert FULL[code] in error and str(tmp_path / "run/checkpoint/step-2") in error
+    assert re.search(r"needs [\d.]+ MB, and [\d.]+ .B are free", error)
+    assert "Traceback" not in (tmp_path / "run/log.txt").read_text()
+
+
+def test_a_run_whose_last_checkpoint_does_not_fit_is_completed(tmp_path, train):
+    with room_for(2**18):
+        assert train("checkpoint.enable=true") == 0
+    manifest = manifest_of(tmp_path / "run")
+    assert manifest["status"] == "completed"
+    assert any("the last checkpoint was not written" in note for note in manifest["notes"])
+    assert len(losses_of(tmp_path / "run")) == 4
+    assert not list((tmp_path / "run/checkpoint").iterdir())
+
+
+def test_a_resume_notes_steps_whose_records_are_lost(tmp_path, train):
+    out, keys = tmp_path / "run", ["checkpoint.enable=true", "checkpoint.interval=2"]
+    assert train(*keys) == 0
+    kill(out)
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text(lines[0] + lines[3])
+    assert train(*keys, "training.steps=5") == 0
+    [note] = [note for note in manifest_of(out)["notes"] if "on record" in note]
+    assert "steps 2 to 3 are not on record" in note and note in (out / "log.txt").read_text()
 
 
 @pytest.mark.gpu

@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 
 from analysis.plots.style import GREY, finding, plot, to_png
 from extensions.decide import read
-from extensions.decide.answer import parts
+from extensions.decide.model import HEAD
+from extensions.decide.training import parts, share_of
 from models.flops import Sizes
 from models.gpus import GPUS, chip, find
 
@@ -32,15 +33,22 @@ NineDigits.add_representer(float, lambda to, value: to.represent_float(float(f"{
 
 OUTSIDE, REFUSED = 2, 8  # times beyond what pairs cover: a range twice as wide; no estimate
 INSIDE = 0.8  # of the errors on unseen sources, to lie within the range
-# Of three factors: how much longer an FP8 matmul takes with scales of rows, the bytes moved for
-# each element that is cast, and how far from its roofline all is that stays in bf16. Stated before
-# this fit's errors were seen: a factor begins at what its kernels need by count, and may be wrong
-# by as much again (the first: by a whole matmul); a pair may be wrong by 5 %.
-PRIOR, SPREAD, NOISE = np.array([0, 5, 1]), np.array([1, 5, 1]), 0.05
+# Of four factors: how much longer an FP8 matmul takes with scales of rows; the bytes moved for
+# each element that is cast; how far from its roofline all is that stays in bf16; how much longer an
+# FP8 matmul takes on another chip than Hopper. Stated before this fit's errors were seen: a factor
+# begins at what its kernels need by count, and may be wrong by as much again (the first and last:
+# by a whole matmul); a pair may be wrong by 5 %.
+PRIOR, SPREAD, NOISE = np.array([0, 5, 1, 0]), np.array([1, 5, 1, 1]), 0.05
+TUNED_CHIP = "Hopper"  # the chip of most pairs
 PARTS = ["fp8_able", "rest", "cast"]
 EXTENTS = ["parameters", "seq_len", "step_tokens"]
+FEW = 10  # pairs or steps of a kind of GPU: too few for a quantile of their own
+MARGIN = 1.2  # of a kind with few measured steps: as far as Hopper's best are from its middle
 # What an answer says of a pair, or sorts pairs by
-SHOWN = ["name", "model", "stack", "scaling", "gpu", "parameters", "speed_up", "source"]
+SHOWN = ["name", "model", "stack", "scaling", "gpu", "parameters", "speed_up", "figures", "source"]
+
+
+# ---- pairs ----
 
 
 def published() -> pd.DataFrame:
@@ -51,6 +59,10 @@ def published() -> pd.DataFrame:
     table = pd.DataFrame([SPEEDUPS["absent"] | pair for pair in SPEEDUPS["pairs"]])
     table["gpu"] = [find(gpu) for gpu in table.gpu]
     ratio = table.ratio.fillna(table.fp8 / table.bf16)
+    table["figures"] = [
+        "" if np.isnan(pair.bf16) else f" ({pair.bf16:,.10g} and {pair.fp8:,.10g} {pair.unit})"
+        for pair in table.itertuples()
+    ]
     return table.assign(
         chip=table.gpu.map(chip, na_action="ignore"),
         parameters=table.billions * 1e9,
@@ -59,49 +71,82 @@ def published() -> pd.DataFrame:
     )
 
 
-def fair() -> pd.DataFrame:
-    """List the fair pairs of dense models whose size and GPU are known."""
+def fair(kind: str = "dense") -> pd.DataFrame:
+    """List the fair pairs of a kind of model whose size and GPU are known."""
     table = published()
     known = table.gpu.notna() & (table.parameters > 0)
-    return table[known & (table.kind == "dense") & (table.fairness != "doubtful")]
+    return table[known & (table.kind == kind) & (table.fairness != "doubtful")]
 
 
-def calibrating() -> pd.DataFrame:
-    """List the pairs that calibrate, with the rooflines of their `PARTS`, and origins.
+def predictable() -> pd.DataFrame:
+    """List the fair dense pairs with torchao whose step can be predicted, with the rooflines of
+    their `PARTS`, and origins.
 
-    They are as the recipes are, and not split by tensor parallelism. What is left out together has
-    one origin: a repository, or a site's page.
+    None is split by tensor parallelism, and the rates of their GPUs are known. What is left out
+    together has one origin: a repository, or a site's page.
     """
     table, models = fair(), SPEEDUPS["models"]
-    alike = (table["stack"] == "torchao") & table.scaling.isin(["tensorwise", "rowwise"])
     known = table.model.isin(models) & (table.step_tokens > 0)
-    table = table[alike & known & (table.tensor_parallel == 1)].assign(frozen=0)
-    table["sizes"] = [Sizes(**models[model]) for model in table.model]
-    table[PARTS] = [parts(pair) for pair in table.itertuples()]
+    known &= table.gpu.map(lambda gpu: GPUS[gpu].bf16 is not None)
+    table = table[known & (table["stack"] == "torchao") & (table.tensor_parallel == 1)]
+    table = table.assign(frozen=0, sizes=[Sizes(**models[model]) for model in table.model])
+    table["bf16_layers"] = [bf16_layers(pair) for pair in table.itertuples()]
+    table["bf16_share"] = [share_of(pair.sizes, pair.bf16_layers) for pair in table.itertuples()]
+    table[PARTS] = [parts(pair, pair.bf16_layers) for pair in table.itertuples()]
     origin = table.source.str.extract(r"(github\.com/[^/, ]+/[^/, ]+|[^, ]+)", expand=False)
     return table.assign(origin=origin)
 
 
-def fit(pairs: pd.DataFrame) -> list[list[float]]:
-    """Fit three factors by least squares: the seconds of an FP8 step are linear in all of them.
+def bf16_layers(pair) -> frozenset[str]:
+    """Name the layers that a pair keeps in bf16: the head, if not told otherwise."""
+    endings = tuple(pair.left_out) if isinstance(pair.left_out, list) else ()
+    layers = {name for name in pair.sizes.linear_shapes() if endings and name.endswith(endings)}
+    return frozenset(layers if pair.head_fp8 is True else layers | HEAD)
 
-    A source's pairs weigh as the root of their number. Returns the factors of `PARTS` in steps of
-    tensorwise and rowwise FP8, and of bf16.
+
+def calibrating() -> pd.DataFrame:
+    """List the pairs that calibrate: `predictable` ones with the scalings of the recipes."""
+    table = predictable()
+    return table[table.scaling.isin(["tensorwise", "rowwise"])]
+
+
+# ---- fit ----
+
+
+def fit(pairs: pd.DataFrame) -> np.ndarray:
+    """Fit four factors by least squares: the seconds of an FP8 step are linear in all of them.
+
+    A source's pairs weigh as the root of their number.
     """
     alike = pairs.groupby("origin").origin.transform("size")
     within = NOISE * (pairs.fp8_able + pairs.rest) / pairs.speed_up * alike**0.5
     half, less = pairs.fp8_able / 2, 1 - 1 / pairs.speed_up
-    terms = [half * (pairs.scaling == "rowwise"), pairs.cast, pairs.rest * less]
+    terms = [
+        half * (pairs.scaling == "rowwise"),
+        pairs.cast,
+        pairs.rest * less,
+        half * (pairs.chip != TUNED_CHIP),
+    ]
     left = np.hstack([np.diag(1 / SPREAD), terms / within.to_numpy()])
     right = np.concatenate([PRIOR / SPREAD, (half - pairs.fp8_able * less) / within])
-    rowwise, cast, rest = np.linalg.lstsq(left.T, right)[0].round(3).tolist()
-    return [[0.5, rest, cast], [0.5 + rowwise / 2, rest, cast], [1, rest, 0]]
+    return np.linalg.lstsq(left.T, right)[0].round(3)
 
 
-def predict(pairs: pd.DataFrame, factors: list[list[float]]) -> pd.Series:
+def step_factors(factors: np.ndarray, kind: str) -> list[list[float]]:
+    """Give the factors of `PARTS` in steps of tensorwise and rowwise FP8, and of bf16."""
+    rowwise, cast, rest, other_chip = factors.tolist()
+    matmul = 0.5 * (1 + other_chip * (kind != TUNED_CHIP))
+    return [[matmul, rest, cast], [matmul + 0.5 * rowwise, rest, cast], [1, rest, 0]]
+
+
+def predict(pairs: pd.DataFrame, factors: np.ndarray) -> pd.Series:
     """Predict the speed-up of each pair."""
-    tensorwise, rowwise, bf16 = (pairs[PARTS] @ factors_of for factors_of in factors)
-    return bf16 / tensorwise.where(pairs.scaling == "tensorwise", rowwise)
+    predicted = pd.Series(index=pairs.index, dtype=float)
+    for kind, of_kind in pairs.groupby("chip"):
+        seconds = [of_kind[PARTS] @ row for row in step_factors(factors, kind)]
+        fp8 = seconds[0].where(of_kind.scaling == "tensorwise", seconds[1])
+        predicted[of_kind.index] = seconds[2] / fp8
+    return predicted
 
 
 def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
@@ -112,14 +157,15 @@ def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
 
 def left_out(pairs: pd.DataFrame) -> pd.DataFrame:
     """Predict each source's pairs from all others', and whether they are within their range."""
-    found = []
-    for origin, own in pairs.groupby("origin"):
-        others = pairs[pairs.origin != origin]
-        covered = own.chip.isin(others.chip)
-        for name, (least, most) in limits(others, OUTSIDE).items():
-            covered &= own[name].between(least, most)
-        found.append(own.assign(predicted=predict(own, fit(others)), wide=2 - covered))
-    unseen = pd.concat(found).sort_index()
+    unseen = []
+    for origin, of_origin in pairs.groupby("origin"):
+        seen = pairs[pairs.origin != origin]
+        covered = of_origin.chip.isin(seen.chip)
+        for name, (least, most) in limits(seen, OUTSIDE).items():
+            covered &= of_origin[name].between(least, most)
+        predicted = predict(of_origin, fit(seen))
+        unseen.append(of_origin.assign(predicted=predicted, wide=2 - covered))
+    unseen = pd.concat(unseen).sort_index()
     unseen["error"] = np.log(unseen.predicted / unseen.speed_up).abs()
     widths = [half_width(unseen[unseen.origin != origin]) for origin in unseen.origin]
     return unseen.assign(inside=unseen.error <= widths * unseen.wide)
@@ -128,6 +174,43 @@ def left_out(pairs: pd.DataFrame) -> pd.DataFrame:
 def half_width(unseen: pd.DataFrame) -> float:
     """Give the half of the range, a logarithm, that holds `INSIDE` of the errors."""
     return round(float(unseen.error.quantile(INSIDE, "higher")), 4)
+
+
+def width_of_kind(pairs: pd.DataFrame, factors: np.ndarray, width: float) -> float:
+    """Widen the half of the range of a kind of GPU with few pairs until it holds all of them, as
+    they are and as trainings without recomputation."""
+    if not 0 < len(pairs) < FEW:
+        return width
+    whole = pairs.assign(recompute="none")
+    whole[PARTS] = [parts(pair, pair.bf16_layers) for pair in whole.itertuples()]
+    both = pd.concat([pairs, whole])
+    errors = np.log(predict(both.reset_index(), factors) / both.speed_up.to_numpy()).abs()
+    return max(width, float(np.ceil(errors.max() * 1e4)) / 1e4)
+
+
+# ---- a step's seconds ----
+
+
+def roofline_rates(pairs: pd.DataFrame, factors: np.ndarray) -> pd.DataFrame:
+    """List measured bf16 steps, with the part of the roofline's speed that each reached, `rate`."""
+    table = pairs[pairs.unit == "tok/s/gpu"].drop_duplicates(["origin", "model", "gpu", "bf16"])
+    seconds = table[PARTS] @ step_factors(factors, TUNED_CHIP)[2]
+    return table.assign(rate=seconds * table.bf16 / table.step_tokens)
+
+
+def rates_of_kind(rates: pd.DataFrame, kind: str) -> list[float]:
+    """Give the rate of a kind of GPU: [in the middle, at best, at worst].
+
+    Of a kind without measured steps, those of all others.
+    """
+    of_kind = rates[rates.chip == kind].rate
+    if len(of_kind) >= FEW:
+        found = of_kind.quantile([0.5, 0.9, 0.1]).tolist()
+    elif len(of_kind):
+        found = [of_kind.median(), of_kind.max() * MARGIN, of_kind.min() / MARGIN]
+    else:
+        found = rates.rate.quantile([0.5, 0.9, 0.1]).tolist()
+    return [round(rate, 3) for rate in found]
 
 
 def ranges(factors: list[list[float]], rate: list[float], half_width: float) -> list:
@@ -139,22 +222,48 @@ def ranges(factors: list[list[float]], rate: list[float], half_width: float) -> 
     return [within.tolist(), step_s.tolist()]
 
 
+# ---- write ----
+
+
 def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
     """Write fitted.yaml.
 
-    `left_out` has the errors on unseen sources, the others are kinds of GPU. Of each kind:
-    `ranges` as of that function, inside of what the pairs cover and outside; `covered` and
-    `answered`, [least, most] of a training for the first and for any range; what a size of model
-    gained with tensorwise torchao, `told`; and the `pairs` that may be shown: torchao's where there
-    are any, else those of other stacks, else those of other kinds.
+    `left_out` has the errors on unseen sources; `experts` and `formats` have what answers say of
+    mixtures of experts, and of MXFP8 and NVFP4. The others are kinds of GPU. Of each kind:
+    `ranges` as of that function, inside of what the pairs cover and outside; `n_steps_measured`,
+    of bf16; `covered` and `answered`, [least, most] of a training for the first and for any range;
+    what models of a size gained, `told`; and the `pairs` that may be shown:
+    torchao's where there are any, else those of other stacks, else those of other kinds.
     """
-    factors, told = fit(pairs), pairs[pairs.unit == "tok/s/gpu"]
-    # the part of its roofline's speed that bf16 reached: in the middle, at best, at worst
-    rate = told[PARTS] @ factors[2] * told.bf16 / told.step_tokens
-    rates, width = rate.quantile([0.5, 0.9, 0.1]).round(3).tolist(), half_width(unseen)
-    narrow, wide = (ranges(factors, rates, times * width) for times in (1, 2))
-    covered = limits(pairs, OUTSIDE) | {"frozen": [0, 0]}
-    answered, every, shown = limits(pairs, REFUSED), len(published()), fair()
+    factors, width, shown = fit(pairs), half_width(unseen), fair()
+    rates = roofline_rates(predictable(), factors)
+    covered = limits(pairs, OUTSIDE) | {
+        "frozen": [0, 0],
+        "bf16_share": [0, float(pairs.bf16_share.max())],
+    }
+    answered, n_published = limits(pairs, REFUSED), len(published())
+    kinds = {}
+    for kind in sorted({gpu.chip for gpu in GPUS.values() if gpu.has_fp8_units}):
+        of_kind = pairs[pairs.chip == kind]
+        half = width_of_kind(of_kind, factors, width)
+        rate = rates_of_kind(rates, kind)
+        narrow, wide = (ranges(step_factors(factors, kind), rate, n * half) for n in (1, 2))
+        unlike = 2 * (shown.chip != kind) + (shown["stack"] != "torchao")
+        near = shown[unlike == unlike.min()]
+        told = near  # of a kind without torchao's pairs, those of other stacks have a say
+        if (near["stack"] == "torchao").all():
+            # of a kind with few pairs, those with scales of rows have a say too
+            scalings = ["tensorwise", "rowwise"] if 0 < len(of_kind) < FEW else ["tensorwise"]
+            told = near[near.scaling.isin(scalings)]
+        kinds[kind] = {
+            "fitted_to": f"{len(pairs)} torchao pairs of {n_published}, {len(of_kind)} on {kind}",
+            "ranges": [narrow if len(of_kind) else wide, wide],
+            "n_steps_measured": int((rates.chip == kind).sum()),
+            "covered": covered,
+            "answered": answered,
+            "told": told[["parameters", "speed_up"]].to_numpy().tolist(),
+            "pairs": near[SHOWN].to_dict("records"),
+        }
     errors = {
         "sources": unseen.origin.nunique(),
         "pairs": len(pairs),
@@ -162,21 +271,33 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
         "mean_error": float(unseen.error.mean()),
         "inside": int(unseen.inside.sum()),
     }
-    found = {"left_out": errors}
-    for kind in sorted({gpu.chip for gpu in GPUS.values()}):
-        count = sum(pairs.chip == kind)
-        unlike = 2 * (shown.chip != kind) + (shown["stack"] != "torchao")
-        near = shown[unlike == unlike.min()]
-        alike = near[(near["stack"] == "torchao") & (near.scaling == "tensorwise")]
-        found[kind] = {
-            "fitted_to": f"{len(pairs)} torchao pairs of {every}, {count} on {kind}",
-            "ranges": [narrow if count else wide, wide],
-            "covered": covered,
-            "answered": answered,
-            "told": alike[["parameters", "speed_up"]].to_numpy().tolist(),
-            "pairs": near[SHOWN].to_dict("records"),
-        }
-    return yaml.dump(found, Dumper=NineDigits, default_flow_style=None, sort_keys=False, width=999)
+    content = {"left_out": errors, "experts": expert_pairs(), "formats": format_pairs(), **kinds}
+    return yaml.dump(
+        content, Dumper=NineDigits, default_flow_style=None, sort_keys=False, width=999
+    )
+
+
+def expert_pairs() -> dict:
+    """Sum up the pairs of mixtures of experts."""
+    pairs = published()
+    pairs = pairs[(pairs.kind == "experts") & (pairs.fairness != "doubtful")]
+    return {
+        "count": len(pairs),
+        "low": float(pairs.speed_up.min()),
+        "high": float(pairs.speed_up.max()),
+        "pairs": fair("experts")[SHOWN].to_dict("records"),
+    }
+
+
+def format_pairs() -> dict[str, list[dict]]:
+    """List the pairs of MXFP8; and those of NVFP4, with MXFP8 where it was measured beside them."""
+    shown = fair()
+    mxfp8, nvfp4 = shown[shown.scaling == "mxfp8"], shown[shown.scaling == "nvfp4"]
+    beside = mxfp8[mxfp8.bf16.isin(nvfp4.bf16)]
+    return {
+        "mxfp8": mxfp8[SHOWN].to_dict("records"),
+        "nvfp4": pd.concat([nvfp4, beside])[SHOWN].to_dict("records"),
+    }
 
 
 @plot

@@ -43,7 +43,7 @@ def planted(tmp_path_factory):
     for world_size, cell, step_s in (1, ONE, 0.5), (2, TWO, 0.5 / 1.6):
         changes = [{"world_size": world_size, "step_s": step_s}, {"runs": ["T/*"], "speed": 1.25}]
         exact = {"start_spread": 0.0, "sd": 0.0}
-        study(folder / cell, "CT", steps=40, changes=changes, file=False, **exact)
+        study(folder / cell, "CT", steps=120, changes=changes, file=False, **exact)
     return folder
 
 

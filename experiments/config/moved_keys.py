@@ -1,0 +1,39 @@
+"""Look up keys of earlier releases of torchtitan in the table moved_keys.yaml."""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+TABLE = Path(__file__).with_suffix(".yaml")
+
+
+class Move(NamedTuple):
+    """What torchtitan has done to a key."""
+
+    key: str  # its new name; empty, if torchtitan has dropped the key
+    note: str  # how the new key's value differs, or what to do instead of a dropped key
+
+
+@cache
+def moves() -> dict[str, Move]:
+    """Read the table: all moves by the old key, or by the old section with a dot at its end."""
+    table = yaml.safe_load(TABLE.read_text("utf-8"))
+    dropped = {old: Move("", note) for old, note in table["dropped"].items()}
+    moved = {}
+    for old, new in table["moved"].items():
+        key, _, note = new.partition(" ")
+        moved[old] = Move(key, note)
+    return moved | dropped
+
+
+def find_move(key: str) -> Move | None:
+    """Find the move of a key, or of its section; None if there is none."""
+    if key in moves():
+        return moves()[key]
+    for old, move in moves().items():
+        if old.endswith(".") and f"{key}.".startswith(old):
+            inner = key[len(old) :]
+            return move._replace(key=f"{move.key}{inner}".rstrip(".")) if move.key else move
+    return None

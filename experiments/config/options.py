@@ -1,0 +1,82 @@
+"""Translate options of other trainers, as `--steps 5`, into keys, as `training.steps=5`."""
+
+import difflib
+from functools import cache
+from pathlib import Path
+from shlex import quote
+
+import yaml
+
+from experiments.config.moved_keys import find_move
+
+TABLE = Path(__file__).with_suffix(".yaml")
+WORDS = {"true": "true", "yes": "true", "1": "true", "false": "false", "no": "false", "0": "false"}
+"""Values of switches."""
+
+
+@cache
+def keys_of_options() -> dict[str, str]:
+    """Read the table: the key of each option, or key=value of a switch."""
+    table = yaml.safe_load(TABLE.read_text("utf-8"))
+    return {option: key for key, options in table.items() for option in options}
+
+
+def translate(option: str, following: str | None) -> str | None:
+    """Write an option with its value as `key=value`; None if no key is known for it.
+
+    Args:
+        option: as it was typed, as `--steps` or `--steps=5`.
+        following: the word behind the option, if there is one.
+    """
+    name, equals, value = option.lstrip("-").partition("=")
+    if not equals:
+        is_value = following and not following.startswith("--") and "=" not in following
+        value = following if is_value else None
+    section, dot, last = name.replace("-", "_").rpartition(".")
+    is_off = last.startswith("no_")
+    last = last.removeprefix("no_")
+    if dot:
+        return _of_torchtitan(f"{section}.{last}", value, is_off)
+    key = _find_key(last.replace("_", "-"))
+    if not key:
+        return None
+    key, equals, default = key.partition("=")
+    if equals:  # a switch: the following word may be a recipe's name
+        on = "false" if is_off else WORDS.get((value or "").lower(), "true")
+        if on == "false" and default != "true":
+            return None
+        return f"{key}={default if on == 'true' else 'false'}"
+    return _written(key, value, is_off)
+
+
+def _of_torchtitan(key: str, value: str | None, is_off: bool) -> str:
+    """Write an option by torchtitan's name for a key, perhaps an old one."""
+    move = find_move(key)
+    if move and move.note:
+        return f"{move.key}=…, {move.note}" if move.key else f"{key}, which torchtitan has dropped"
+    last = key.rpartition(".")[2]
+    if last.startswith(("enable", "disable")) or last in ("compile", "deterministic"):
+        value = WORDS.get((value or "").lower(), "true")
+    return _written(move.key if move else key, value, is_off)
+
+
+def _written(key: str, value: str | None, is_off: bool) -> str:
+    """Write a key with a value; a switch without one is on, unless `no` precedes its name."""
+    if is_off:
+        value = "false"
+    return quote(f"{key}={'true' if value is None else value}")
+
+
+def _find_key(name: str) -> str | None:
+    """Find the key of an option by the table, by the names of keys, or by similar options."""
+    table = keys_of_options()
+    if name in table:
+        return table[name]
+    from experiments.config.keys import known_keys  # torch: seconds
+
+    last = f".{name.replace('-', '_')}"
+    near = [key for key in known_keys() if key.endswith(last)]
+    if near:
+        return near[0]
+    similar = difflib.get_close_matches(name, table, 1, cutoff=0.8)
+    return table[similar[0]] if similar else None
