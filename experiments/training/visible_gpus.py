@@ -72,8 +72,10 @@ def setting(variable: str) -> str:
 
 
 def doubt() -> str:
-    """Ask the user to look up a UUID in CUDA_VISIBLE_DEVICES, of which it is not certain that it
-    names no GPU; empty without one."""
+    """Ask the user to look up the UUID in CUDA_VISIBLE_DEVICES; empty without one.
+
+    Where nvidia-smi lists no GPU, it is not certain whether the UUID is one's.
+    """
     if "-" not in os.environ.get(CUDA, ""):
         return ""
     return f"; look whether `nvidia-smi --list-gpus` has {setting(CUDA)}"
@@ -96,7 +98,7 @@ def names_no_gpu(value: str, count: int, uuids: Sequence[str]) -> bool:
 
 
 def _count_without(names: Sequence[str]) -> int:
-    """Count the GPUs that torch sees in a process without some variables."""
+    """Count the GPUs seen by a process without some variables."""
     if not (torch.version.cuda or torch.version.hip):
         return 0
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
