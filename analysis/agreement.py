@@ -267,8 +267,10 @@ def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iter
 
 
 def short_of_memory(own: list[Run], others: list[Run]) -> Iterator[str]:
-    """Say which recipe's steady steps waited for the allocator, because the GPU's memory was short:
-    their time depends on the size of the GPU's memory, and is not the recipe's."""
+    """Name a recipe whose steady steps waited for the allocator, because memory was short.
+
+    Their time then tells of the GPU's memory, not of the recipe.
+    """
     for runs in (own, others):
         share = pd.concat([run.steady["short"] for run in runs]).mean()
         if share > SMALL:

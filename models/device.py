@@ -63,7 +63,7 @@ _MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED of
 
 
 def maps_memory() -> bool:
-    """Tell if torch can map a GPU's memory piece by piece, for segments that expand.
+    """Tell if torch can map a GPU's memory piece by piece, for expandable segments.
 
     Otherwise its first allocation would end the process: some virtual GPUs cannot map memory, under
     WSL2 the driver may refuse it (pytorch issue 192330), and torch asks NVML, which containers may

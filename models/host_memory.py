@@ -39,8 +39,7 @@ class Hierarchy(NamedTuple):
 
 
 def cgroup_limits() -> Iterator[int]:
-    """Yield the memory limits of this process's groups, in bytes: of each group and its parents
-    it."""
+    """Yield the memory limits of this process's groups, and of the groups around them, in bytes."""
     for hierarchy in hierarchies():
         folder = hierarchy.folder / _path_below(hierarchy)
         for group in (folder, *folder.parents):

@@ -227,8 +227,10 @@ def _send(runs: list[Job], request: signal.Signals) -> None:
 
 
 def compile_folders() -> list[str]:
-    """List the folders that runs compile into: the user's, and that of temporary files for each
-    variable that the user has not set."""
+    """List the folders for the kernels of runs.
+
+    The folder of temporary files stands for each variable that the user has not set.
+    """
     named = (CACHE_VARIABLES - COMPILE_CACHES) & os.environ.keys()
     chosen = [os.environ[name] for name in named]
     return [*chosen, tempfile.gettempdir()] if COMPILE_CACHES else chosen

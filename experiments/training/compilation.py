@@ -26,7 +26,7 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV)  # by some file sys
 
 
 def check_compilation(caches: Iterable[str] = ()) -> None:
-    """Check that a model can be compiled here. Raises `InputError`.
+    """Check what compiling a model takes. Raises `InputError`.
 
     Args:
         caches: the folders for kernels, if not those of this process's variables.
@@ -39,7 +39,7 @@ def check_compilation(caches: Iterable[str] = ()) -> None:
 
 
 def named_caches() -> list[str]:
-    """List the folders that this process's variables name."""
+    """List the folders named by this process's variables."""
     return [os.environ[name] for name in CACHE_VARIABLES if os.environ.get(name)]
 
 
@@ -75,7 +75,7 @@ def check_compiler() -> None:
 
 
 def check_folder(folder: Path, size: int, is_loaded: bool = False) -> None:
-    """Check that a folder can take compiled code. Raises `InputError`.
+    """Check a folder for compiled code. Raises `InputError`.
 
     Args:
         folder: if it is not there yet, the nearest folder above it is checked.
@@ -121,7 +121,7 @@ def _is_executable(file: int) -> bool:
 
 
 def _variable(folder: Path) -> str:
-    """Name the variable that decides on a folder."""
+    """Name the variable to set for another folder."""
     for name in CACHE_VARIABLES:
         if os.environ.get(name) == str(folder):
             return name

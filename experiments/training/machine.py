@@ -50,7 +50,10 @@ def check_driver() -> None:
 
     An empty CUDA_VISIBLE_DEVICES, or -1, asks for the CPU.
     """
-    if torch.cuda.is_available() or visible_gpus.asks_for_cpu():
+    if torch.cuda.is_available():
+        visible_gpus.warn_of_ignored_gpus()
+        return
+    if visible_gpus.asks_for_cpu():
         return
     files, listed = glob(DEVICE_FILES), nvidia_smi.list_gpus()
     is_amd = bool(torch.version.hip and glob(AMD_FILES))

@@ -1,4 +1,4 @@
-"""Compare a run's estimated memory with what is free, and choose sizes that fit."""
+"""Compare a run's estimated memory with what is free, and choose a size."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ def has_room(planned: Plan, free: float) -> bool:
 
 
 def gaps(planned: Plan) -> float:
-    """Estimate the bytes of a GPU that the allocator takes and cannot hand out."""
+    """Estimate the bytes of a GPU in the gaps between the allocator's blocks."""
     return min(GAPS * planned.memory_needed, MOST_GAPS) if device.TYPE == "cuda" else 0.0
 
 
@@ -80,7 +80,7 @@ def check_memory(planned: Plan) -> str:
 
 
 def explain_shortage(planned: Plan) -> str:
-    """Say what a run can do that the GPU had not enough memory for."""
+    """Say what to do after the GPU ran out of memory."""
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved()  # by this run
     finding = memory_finding(planned.memory_needed, free, total)
@@ -88,7 +88,7 @@ def explain_shortage(planned: Plan) -> str:
 
 
 def advise(planned: Plan, free: float) -> str:
-    """Name the largest size smaller than a run's that fits into so many free bytes."""
+    """Name the largest size below a run's with room in so many free bytes."""
     for overlay, smaller in smaller_sizes(planned):
         if has_room(smaller, free):
             needed = f"{smaller.memory_needed / GIB:.1f} GiB"
@@ -104,12 +104,14 @@ def advise(planned: Plan, free: float) -> str:
 
 
 def smaller_sizes(planned: Plan) -> Iterator[tuple[str, Plan]]:
-    """Plan a run with each overlay that makes it need less memory; keys of the command line still
-    win."""
+    """Plan a run with each overlay under which it needs less memory.
+
+    Keys of the command line count more than an overlay's.
+    """
     for overlay in SIZES if device.TYPE == "cuda" else (ON_CPU,):
         try:
             smaller = plan(with_overlay(planned.recipe, overlay))
-        except InputError:  # the run's other keys and the overlay's contradict each other
+        except (InputError, OSError):  # keys contradict each other; a full disk
             continue
         if smaller.memory_needed < planned.memory_needed:
             yield overlay, smaller
@@ -144,7 +146,7 @@ def choose_size(names: Sequence[str], overrides: Sequence[str] = ()) -> tuple[li
 
 
 def gpu_memories() -> list[Memory]:
-    """Ask for the memory of each GPU that torch sees.
+    """Ask for the memory of each visible GPU.
 
     Another process asks CUDA: asking makes a context, which holds some 500 MB of the GPU, or all of
     it where only one process may use it.

@@ -1,10 +1,12 @@
 """Find out whether an environment variable hides all GPUs of this machine from torch."""
 
+import logging
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from shlex import quote
 
 import torch
@@ -33,6 +35,8 @@ def explain_hidden_gpus(count: int, uuids: Sequence[str]) -> str | None:
     value = os.environ.get(CUDA)
     if value is not None and names_no_gpu(value, count, uuids):
         return f"{setting(CUDA)} {fault}"
+    if value is not None and len({*entries(value)}) < len(entries(value)):
+        return f"{setting(CUDA)} names a GPU twice, with which CUDA finds none: name each once"
     runtime = os.environ.get(CONTAINER)
     if runtime in ("void", "none"):
         return (
@@ -45,14 +49,33 @@ def explain_hidden_gpus(count: int, uuids: Sequence[str]) -> str | None:
     return None
 
 
+@cache
+def warn_of_ignored_gpus() -> None:
+    """Log a warning if CUDA_VISIBLE_DEVICES names more GPUs than torch sees: CUDA ignores all after
+    the first wrong entry."""
+    named, seen = len(entries(os.environ.get(CUDA, "0"))), torch.cuda.device_count()
+    if named > seen:
+        logging.getLogger().warning(
+            f"{setting(CUDA)} names {named} GPUs, and torch sees {seen}: CUDA ignores the first "
+            "wrong entry and all after it"
+        )
+
+
+def entries(value: str) -> list[str]:
+    """Split a value of CUDA_VISIBLE_DEVICES; a comma at its end names nothing."""
+    return [entry.strip() for entry in value.strip().removesuffix(",").split(",")]
+
+
 def setting(variable: str) -> str:
     """Write a variable as in a shell."""
     return f"{variable}={quote(os.environ[variable])}"
 
 
 def doubt() -> str:
-    """Ask the user to look up a UUID in CUDA_VISIBLE_DEVICES, of which it is not certain that it
-    names no GPU; empty without one."""
+    """Ask the user to look up the UUID in CUDA_VISIBLE_DEVICES; empty without one.
+
+    Where nvidia-smi lists no GPU, it is not certain whether the UUID is one's.
+    """
     if "-" not in os.environ.get(CUDA, ""):
         return ""
     return f"; look whether `nvidia-smi --list-gpus` has {setting(CUDA)}"
@@ -63,7 +86,7 @@ def names_no_gpu(value: str, count: int, uuids: Sequence[str]) -> bool:
 
     CUDA reads it up to the first entry that is no GPU, so the first entry decides.
     """
-    entry = value.split(",")[0].strip()
+    entry = entries(value)[0]
     number = NUMBER.match(entry)
     if number:
         return not 0 <= int(number[0]) < (count or sys.maxsize)
@@ -75,7 +98,7 @@ def names_no_gpu(value: str, count: int, uuids: Sequence[str]) -> bool:
 
 
 def _count_without(names: Sequence[str]) -> int:
-    """Count the GPUs that torch sees in a process without some variables."""
+    """Count the GPUs seen by a process without some variables."""
     if not (torch.version.cuda or torch.version.hip):
         return 0
     command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]

@@ -147,6 +147,21 @@ def test_what_torch_sees_without_the_variables_is_decisive(unseen, monkeypatch):
     assert "because HIP_VISIBLE_DEVICES=3 names no GPU" in unseen(HIP_VISIBLE_DEVICES="3")
 
 
+def test_a_gpu_named_twice_is_the_reason(unseen):
+    assert "names a GPU twice" in unseen(2, CUDA_VISIBLE_DEVICES="1,0,1")
+
+
+@pytest.mark.parametrize(("value", "seen", "warns"), [("0,5", 1, True), ("0,1,", 2, False)])
+def test_gpus_that_cuda_ignores_are_told(value, seen, warns, monkeypatch, caplog):
+    monkeypatch.setenv(visible_gpus.CUDA, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    visible_gpus.warn_of_ignored_gpus.cache_clear()
+    machine.check_driver()
+    machine.check_driver()
+    assert caplog.text.count(f"CUDA_VISIBLE_DEVICES={value}") == warns
+
+
 @pytest.mark.parametrize("value", ["void", "none"])
 def test_a_container_without_its_gpus_is_told(value, unseen):
     assert f"NVIDIA_VISIBLE_DEVICES={value}" in unseen(NVIDIA_VISIBLE_DEVICES=value)
