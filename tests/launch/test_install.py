@@ -9,7 +9,7 @@ from glob import glob
 from pathlib import Path
 
 import pytest
-from pip._vendor.packaging.requirements import Requirement
+from packaging.requirements import Requirement
 
 from models import device
 from tests import processes
