@@ -108,14 +108,14 @@ def trained(comparison: Comparison) -> str:
     run = next((run for run in comparison.study.runs if run.completed), None)
     if not run:
         return "Trained: no run was completed."
-    first = run.manifest
+    record, attempt = run.record, run.record.last_attempt
     tokens = run.steps["tokens"].median()
-    versions = [f"{name} {version}" for name, version in first.packages.items()]
+    versions = [f"{name} {version}" for name, version in attempt.packages.items()]
     return (
-        f"Trained: {first.flavor}, {count(first.parameters)} parameters; {run.length:,} steps of "
-        f"{tokens:,.0f} tokens in rows of {first.seq_len:,}; data {first.dataset}; on "
-        f"{first.world_size} {first.hardware.name}, {first.start:%Y-%m-%d}; "
-        f"{', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
+        f"Trained: {record.flavor}, {count(record.parameters)} parameters; {run.length:,} steps of "
+        f"{tokens:,.0f} tokens in rows of {record.seq_len:,}; data {record.dataset}; on "
+        f"{record.world_size} {attempt.hardware.name}, {attempt.start:%Y-%m-%d}; "
+        f"{', '.join(versions)}, commit {(attempt.git.commit or 'unknown')[:9]}."
     )
 
 

@@ -141,7 +141,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
     """Tell if a recipe is in FP8, by the records of its runs, else by its file."""
-    recorded = [run.facts["float8"] for run in runs if "float8" in run.facts]
+    recorded = [run.facts[FLOAT8] for run in runs if FLOAT8 in run.facts]
     return any(recorded or [set_in_file(recipe).get(FLOAT8)])
 
 

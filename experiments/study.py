@@ -54,14 +54,13 @@ from experiments.records.files import (
     write_whole,
 )
 from experiments.records.run import (
-    MANIFEST,
     METRICS,
     RECIPE,
     STUDY_FILE,
-    Manifest,
     RecordError,
     Seed,
     last_step,
+    read_run_record,
 )
 from models.errors import InputError
 
@@ -267,7 +266,7 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job
             if lost:
                 print(f"It lost {' and '.join(lost)}: to make the run again, delete that folder")
             continue
-        text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
+        text, steps = recipes.to_yaml(recipe), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)
         runs.append(Job(title, folder, text, steps, plan.world_size, before))
     print(f"Runs to make: {len(runs)}, into {out}")
@@ -276,9 +275,10 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job
 
 def _completed(run: Path) -> bool:
     try:
-        return Manifest.read(run / MANIFEST).status == "completed"
-    except RecordError:  # not there; or the run itself says what is wrong with its folder
+        record = read_run_record(run)
+    except RecordError:  # the run itself says what is wrong with its folder
         return False
+    return bool(record) and record.status == "completed"
 
 
 # ---- report ----

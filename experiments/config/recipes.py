@@ -56,8 +56,8 @@ THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise
 
 
 class Resolved(BaseModel):
-    """The section `resolved` of a resolved file: what the recipe was made of, and, in a run's
-    folder, what experiments/training/plan.py worked out of it. base.yaml has no `base`."""
+    """The section `resolved` of a resolved file: what the recipe was made of. base.yaml has no
+    `base`."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -66,7 +66,6 @@ class Resolved(BaseModel):
     overrides: list[str] = []
     # Only overlays turned checkpoints on: no file of a recipe or study, and no command line
     overlay_checkpoints: bool = False
-    plan: dict | None = None
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,6 @@ def load(
         base=head.base or before.base,
         overlays=[*before.overlays, *overlays],
         overrides=[*before.overrides, *overrides],
-        plan=before.plan,
     )
     extensions = extensions_of(keys)
     if "resolved" in head.model_fields_set:
@@ -178,10 +176,7 @@ def load(
     is_asked = CHECKPOINTS in by_user and by_user[CHECKPOINTS].value
     made.overlay_checkpoints = config.checkpoint.enable and not is_asked
     config.job.description = head.description
-    recipe = Recipe(head.name, head.description, config, extensions, made)
-    if made.plan and made.plan.get("recipe") != recipe.digest:
-        made.plan = None  # keys were changed since
-    return recipe
+    return Recipe(head.name, head.description, config, extensions, made)
 
 
 def load_compared(
@@ -231,22 +226,13 @@ def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, list[Keys]]:
 # ---- what a recipe says ----
 
 
-def to_yaml(recipe: Recipe, plan=None) -> str:
-    """Write the fully resolved recipe: every key of every section, and in a run's folder what its
-    plan worked out. It loads by path to an equal recipe."""
+def to_yaml(recipe: Recipe) -> str:
+    """Write the fully resolved recipe: every key of every section. It loads by path to an equal
+    recipe."""
     sections = asdict(recipe.config)
     del sections["job"]
-    resolved = recipe.made.model_dump()
-    if plan:
-        resolved["plan"] = {
-            "recipe": recipe.digest,
-            "token_file": str(plan.token_file.path),
-            "fp8_layers": sorted(plan.fp8.layers),
-            "fp8_flops_per_token": plan.fp8.flops_per_token,
-        }
-    return dump(
-        {"name": recipe.name, "description": recipe.description, **sections, "resolved": resolved}
-    )
+    head = {"name": recipe.name, "description": recipe.description}
+    return dump(head | sections | {"resolved": recipe.made.model_dump()})
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> None:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from experiments.config.keys import Config  # before torchtitan, for its CPU dev
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from experiments.corpus.tokens import TokenFile, find_lack, prepare
+from experiments.corpus.tokens import TokenFile, prepare
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -25,12 +24,8 @@ def open_data(plan):
 
     Returns the plan with it, and a sentence about what the run reads. Raises `InputError`.
     """
-    earlier = plan.recipe.made.plan
-    if earlier and not find_lack(Path(earlier["token_file"])):
-        token_file = TokenFile.open(Path(earlier["token_file"]))
-    else:
-        token_file = prepare(plan.config)
-        check_vocabulary(token_file, plan.args.vocab_size)
+    token_file = prepare(plan.config)
+    check_vocabulary(token_file, plan.args.vocab_size)
     finding = describe(token_file, plan.config, plan.world_size)
     return replace(plan, token_file=token_file), finding
 

@@ -32,10 +32,10 @@ from experiments.jobs.command import (
 from experiments.records.files import write_whole
 from experiments.records.run import (
     LOG,
-    MANIFEST,
     RECIPE,
-    Manifest,
+    RUN_RECORD,
     RecordError,
+    RunRecord,
     last_interval,
     last_step,
 )
@@ -66,9 +66,10 @@ class Job:
     steps: int
     world_size: int = 1
     before: int = 0  # the last step on record when the study began
+    attempt_number: int = 0  # of its process; 0 before the process has put its beginning on record
     code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
     process: subprocess.Popen | None = None
-    started: datetime | None = None  # until the run has put the beginning of its process on record
+    started: datetime | None = None
     gpus: list[str | None] = field(default_factory=list)
     caches: tempfile.TemporaryDirectory | None = None
 
@@ -136,20 +137,20 @@ class Job:
         return True
 
     def _say_beginning(self) -> None:
-        """Say once what the run's manifest notes of its beginning, as damaged checkpoints."""
-        if not self.started:
+        """Say once what the run's record notes of its beginning, as damaged checkpoints."""
+        if self.attempt_number:
             return
         with suppress(RecordError):  # there is none yet, or the run says what is wrong with it
-            manifest = Manifest.read(self.directory / MANIFEST)
-            if manifest.start >= self.started:
-                self.started = None
-                for note in manifest.notes:
+            attempt = RunRecord.read(self.directory / RUN_RECORD).last_attempt
+            if attempt.start >= self.started:
+                self.attempt_number = attempt.number
+                for note in attempt.notes:
                     self.say(note)
 
     def show(self, left_s: float) -> None:
         """Say how far the run is, and how many seconds are left for all of them."""
         interval = last_interval(self.directory)
-        if interval:
+        if interval and interval.attempt == self.attempt_number:
             self.say(
                 f"step {interval.step}/{self.steps}  loss {interval.loss or math.nan:.3f}  "
                 f"{interval.tokens_per_s:,.0f} tokens/s  "

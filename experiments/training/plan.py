@@ -18,7 +18,6 @@ from models import float8
 from models.architectures import build, model_args
 from models.errors import InputError
 from models.flops import memory_by_use
-from models.scaling import SCALINGS
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
@@ -84,20 +83,13 @@ def plan(recipe: recipes.Recipe) -> Plan:
 
 
 def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
-    """Choose what runs in FP8.
-
-    A run's own recipe.yaml has its layers; how their matrices are multiplied is this machine's.
-    """
-    keys, earlier = recipe.config.quantize.linear.float8, recipe.made.plan
+    """Choose what runs in FP8."""
+    keys = recipe.config.quantize.linear.float8
     if keys.recipe_name is None:
         return float8.Choice()
-    if not earlier:
-        with torch.device("meta"):  # modules by name, no weights
-            model = build(recipe.config)
-        return float8.choose(model, keys)
-    scaling, layers = SCALINGS[keys.recipe_name], frozenset(earlier["fp8_layers"])
-    matmul = float8.choose_matmul(scaling, keys.emulate)
-    return float8.Choice(keys.recipe_name, scaling, layers, matmul, earlier["fp8_flops_per_token"])
+    with torch.device("meta"):  # modules by name, no weights
+        model = build(recipe.config)
+    return float8.choose(model, keys)
 
 
 def check_whole(config, args, fp8_layers: Set[str]) -> int:

@@ -5,10 +5,9 @@ A phase is the steps from one switch to the next. Parameters and optimizer stay 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from experiments.records.run import PROOF, AtLeast1, Proof
+from experiments.records.run import AtLeast1, Proof
 
 
 @dataclass
@@ -91,7 +90,7 @@ def evidence(trainer) -> Proof:
     start = phase(trainer.job_config, profiled.profiled_step).start
     if start > trainer.first_step:
         profiled.compile_s = compiled_s() - trainer.compiled_before_s
-    earlier = Proof.read_if_there(Path(trainer.job_config.job.dump_folder) / PROOF)
+    earlier = trainer.directory.record.proof
     if earlier:
         stretches = earlier.stretches.items()
         before = {step: it for step, it in stretches if it.profiled_step < profiled.profiled_step}

@@ -30,7 +30,7 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
 def phase_cost(run: Run) -> dict[str, float]:
     wall = run.steps["elapsed"].max()
     return {
-        "steps in FP8": run.steps["in_fp8"].mean() * bool(run.manifest.float8),
+        "steps in FP8": run.steps["in_fp8"].mean() * bool(run.proof.recipe_name),
         "wall time": wall,
         "without first step": wall - run.first_step_s,
         "compiling at switches, s": sum(of.compile_s for of in run.proof.stretches.values()),
