@@ -44,11 +44,9 @@ def faults(run: Run) -> Iterator[str]:
         yield f"recipe, resolved recipe and proof do not name one scaling: {scalings}"
     if proof.emulated:
         yield "its FP8 matmuls were emulated"
-    elif proof.recipe_name in SCALINGS:
-        promised = promised_share(run) * SCALINGS[proof.recipe_name].matmuls / 3
-        share = proof.fp8_share
-        if share < PROMISE * promised:
-            yield f"{share:.0%} of its matmul FLOPs ran in FP8; its filter promises {promised:.0%}"
+    elif proof.fp8_share < PROMISE * promised_share(run):
+        share = f"{proof.fp8_share:.0%} of its matmul FLOPs ran in FP8"
+        yield f"{share}; its filter promises {promised_share(run):.0%}"
     if proof.parameters.orphans:
         yield f"{len(proof.parameters.orphans)} of its parameters are in no optimizer"
     if proof.parameters.still_in_first_step:
@@ -61,8 +59,8 @@ def faults(run: Run) -> Iterator[str]:
 
 
 def promised_share(run: Run) -> float:
-    """Work out the share of matmul FLOPs outside the head: 0, no promise, if the filter leaves out
-    more than the head.
+    """Work out the share of matmul FLOPs that the recipe's scaling runs in FP8 outside the head: 0,
+    no promise, if the filter leaves out more than the head.
 
     With experts the share comes out too small, because a token meets only some of the parameters.
     """
@@ -71,5 +69,7 @@ def promised_share(run: Run) -> float:
     attention = 2 * (record.flops_per_token - record.flops_per_token_causal)
     multiplied = (record.flops_per_token - attention) / 6  # parameters without the embedding
     head = record.parameters - multiplied  # as large as the embedding; 0 if they are one tensor
-    known = run.facts.get(FILTER) in HEAD_ONLY and head > 1
-    return 1 - head / multiplied if known else 0.0
+    scaling = SCALINGS.get(run.proof.recipe_name)
+    if not scaling or run.facts.get(FILTER) not in HEAD_ONLY or head <= 1:
+        return 0.0
+    return (1 - head / multiplied) * scaling.matmuls / 3

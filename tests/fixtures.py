@@ -22,7 +22,7 @@ from experiments.corpus.rows import open_data
 from experiments.jobs.command import Stop, code_of
 from experiments.records.run import METRICS, LogInterval, read_log
 from experiments.run import main
-from experiments.training.attempt import be_alone
+from experiments.training.attempt import RunDirectory, be_alone
 from experiments.training.plan import plan
 from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
@@ -77,8 +77,8 @@ def train(tmp_path, flavors):
         folder = Path(mkdtemp(dir=tmp_path))
         config.job.dump_folder = str(folder)
         be_alone()
-        planned = plan(recipe or Recipe("test", "", config))
-        trainer = Trainer(open_data(planned)[0], Stop(), folder)
+        planned, _ = open_data(plan(recipe or Recipe("test", "", config)))
+        trainer = Trainer(planned, Stop(), RunDirectory(folder, planned))
         trainer.begin()
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):

@@ -187,8 +187,3 @@ def stamp(seconds: float) -> str:
 def write_lines(path: Path, lines: list[dict]) -> None:
     """Write lines of JSON."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def change_json(path, **values) -> None:
-    """Change values of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -11,13 +11,12 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from experiments.config import recipes
-from experiments.records.run import PROOF, Proof
 from experiments.training import trainer
 from extensions.phases import fp8_steps
 from extensions.phases.layers import switch
 from models import float8
 from tests.models.layers import converted
-from tests.runs import SMALLEST, TINY, kill, losses_of
+from tests.runs import SMALLEST, TINY, kill, losses_of, proof_of
 
 FP8, WIDTH = "tensorwise_fp8_compiled", 64
 SMALL = [*TINY, SMALLEST, "compile.enable=false", "lr_scheduler.warmup_steps=2"]
@@ -30,7 +29,7 @@ def phase(first: int, last: int) -> list[str]:
 
 def phases_of(run) -> list[tuple[str, bool]]:
     """By first step, whether the profile of a phase was to show FP8."""
-    return [(first, it.in_fp8) for first, it in Proof.read(run / PROOF).stretches.items()]
+    return [(first, it.in_fp8) for first, it in proof_of(run).stretches.items()]
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     parts += losses("third", "baseline", 6, after="second")
     assert switched == parts
     assert phases_of(tmp_path / "switched") == [("1", False), ("3", True), ("5", False)]
-    assert Proof.read(tmp_path / "switched" / PROOF).profiled_step == 4
+    assert proof_of(tmp_path / "switched").profiled_step == 4
 
 
 def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):

@@ -38,7 +38,7 @@ def test_a_run_proves_the_share_that_sizes_predict(train):
     trainer, _ = train(recipes.load("tensorwise_fp8_compiled", ["cpu"], keys).config, count=3)
     proof, args = trainer.proof.record(), trainer.model_args
     assert set(proof.converted_modules) == attention_layers(args)
-    assert proof.fp8_share_of_matmul_flops == pytest.approx(share_of_matmuls(args), rel=1e-12)
+    assert proof.fp8_share == pytest.approx(share_of_matmuls(args), rel=1e-12)
     assert proof.parameters.elements_in_optimizer == args.parameters()
 
 

@@ -8,12 +8,12 @@ import time
 import pytest
 
 from experiments.jobs.command import FAILED, Stop
-from experiments.records.run import Manifest, Proof, last_interval
+from experiments.records.run import last_interval
 from experiments.run import main
 from extensions.sharded import ranks
 from extensions.sharded.ranks import run_ranks
 from tests import processes
-from tests.runs import TINY, losses_of
+from tests.runs import TINY, attempt_of, losses_of, proof_of
 
 
 @pytest.fixture
@@ -80,9 +80,9 @@ def test_a_run_of_two_processes_is_stopped_and_goes_on(tmp_path):
             time.sleep(0.05)
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=120) == 75
-    assert "by SIGUSR1, a checkpoint was saved" in Manifest.read(tmp_path / "manifest.json").error
+    assert "by SIGUSR1, a checkpoint was saved" in attempt_of(tmp_path)["error"]
     processes.run(command)
     assert len(losses_of(tmp_path)) == steps
-    sent = Proof.read(tmp_path / "proof.json").sharded
+    sent = proof_of(tmp_path).sharded
     assert (sent["gathered_bytes"], sent["reduced_bytes"]) == (12_591_616, 20_980_736)
     assert sent["all_reduces"] < 10  # one of all scales, not one a layer
