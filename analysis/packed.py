@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.runs import COLUMNS, Run, make_run
+from analysis.runs import COLUMNS, Run, make_run, parse_yaml
 from experiments.records.run import (
     Environment,
     Record,
@@ -30,7 +30,7 @@ class PackedRun(Record):
 
     folder: str  # that the run had in its study
     record: RunRecord
-    recipe: dict  # the sections of recipe.yaml
+    recipe: str  # the text of recipe.yaml
     environments: dict[str, Environment]  # by the name of the file
 
 
@@ -41,7 +41,8 @@ def read_packed_runs(folder: Path) -> list[Run]:
     for packed in read_packed_records(folder):
         log = steps[steps["run"] == packed.folder].drop(columns="run")
         path = folder / packed.folder
-        runs.append(make_run(path, packed.record, log, packed.recipe, packed.environments))
+        recipe = parse_yaml(packed.recipe.encode(), path)
+        runs.append(make_run(path, packed.record, log, recipe, packed.environments))
     return runs
 
 

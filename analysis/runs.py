@@ -292,8 +292,11 @@ def ending(attempt: Attempt) -> str:
 def read_yaml(path: Path) -> dict:
     """Read the sections of a YAML file; none without the file. Raises `RecordError`."""
     content = read_if_there(path)
-    if content is None:
-        return {}
+    return {} if content is None else parse_yaml(content, path)
+
+
+def parse_yaml(content: bytes, path: Path) -> dict:
+    """Read the sections of a YAML file's `content`. Raises `RecordError`."""
     try:
         return load_sections(content)
     except (ValueError, yaml.YAMLError) as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.packed import PACKED_RUNS, PACKED_STEPS, PackedRun
-from analysis.runs import log_table, read_environment, read_run, read_yaml
+from analysis.runs import log_table, read_environment, read_run
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from experiments.records.files import write_whole
 from experiments.records.run import METRICS, RECIPE, RUN_RECORD, STUDY_FILE, read_log
@@ -51,7 +51,7 @@ def pack(study: Path, folder: Path) -> int:
         packed = PackedRun(
             folder=path.relative_to(study).as_posix(),
             record=run.record,
-            recipe=read_yaml(path / RECIPE),
+            recipe=(path / RECIPE).read_text("utf-8"),
             environments={name: each for name, each in environments.items() if each},
         )
         lines.append(packed.model_dump_json() + "\n")

@@ -2,8 +2,7 @@
 
     python -m tests.generated.readme
 
-The figure and the page of the kept study are written beside its runs. A test compares all that is
-generated.
+The figure of the kept study is written beside its runs. A test compares all other generated parts.
 """
 
 from itertools import groupby
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from analysis import newest, plots
 from analysis.comparison import compare
-from analysis.page import page, render
+from analysis.page import render
 from analysis.study import read_study
 from tests.generated.compatibility import cells
 
@@ -53,5 +52,4 @@ if __name__ == "__main__":
     folder = newest.results()
     study = compare(read_study(folder))
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(study)))
-    (folder / "report.html").write_text(page(study), encoding="utf-8")
-    print(f"wrote summary.png and report.html of {_place(folder)}")
+    print(f"wrote summary.png of {_place(folder)}")
