@@ -187,3 +187,9 @@ def stamp(seconds: float) -> str:
 def write_lines(path: Path, lines: list[dict]) -> None:
     """Write lines of JSON."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def change_lines(path: Path, **values) -> None:
+    """Change values of all lines of a log."""
+    lines = [json.loads(line) | values for line in path.read_text().splitlines()]
+    write_lines(path, lines)

@@ -32,8 +32,9 @@ ROOMS = {
         "models/gpus",
         "models/scaling",
     ],
+    "tools": ["models", "experiments", "analysis"],
 }
-OURS = ("experiments.", "models.", "analysis.", "extensions.")
+OURS = ("experiments.", "models.", "analysis.", "extensions.", "tools.")
 CORE = ("models", "experiments", "analysis", "launch")
 EXTENSIONS = sorted(path.parent.name for path in ROOT.glob("extensions/*/__init__.py"))
 COMMANDS = [f"experiments/{path.stem}" for path in sorted(ROOT.glob("experiments/[a-z]*.py"))]
