@@ -327,8 +327,8 @@ def read_run_record(folder: Path) -> RunRecord | None:
         return RunRecord.read(folder / RUN_RECORD)
     if (folder / MANIFEST_OF_LAYOUT_4).exists():
         raise OtherLayout(
-            f"{folder}: this directory has layout 4 and this code reads {LAYOUT_VERSION}: to "
-            f"convert it: python -m tools.convert {quote(str(folder))} (a study's folder: all runs)"
+            f"{folder}: this directory has layout 4 and this code reads {LAYOUT_VERSION}: convert "
+            f"it, or its study's folder: python -m tools.convert {quote(str(folder))}"
         )
     return None
 
