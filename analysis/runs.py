@@ -7,7 +7,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -64,7 +64,7 @@ class Run:
         machines, gpus: names of those that it used; empty if unknown.
         attempts: those whose steps count.
         packages: versions by the name of the environment file; None where the file is missing.
-        spans: start and end of each attempt.
+        spans: start and end of each attempt; of a killed one the end of its log.
         steps: a row a step. `process`: the attempt, from 0, an index into `spans`; `steady`: the
             step counts for a rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for
             data; `useful`: tokens without padding; `memory`: bytes; `short`: the GPU's memory was
@@ -137,11 +137,8 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
     record = read_run_record(path)
-    environments = {}
-    for name in {attempt.environment for attempt in record.attempts}:
-        environments[name] = read_environment(path, name)
     log = log_table(read_log(path / METRICS))
-    return make_run(path, record, log, read_yaml(path / RECIPE), environments)
+    return make_run(path, record, log, read_yaml(path / RECIPE), read_environments(path, record))
 
 
 def make_run(
@@ -149,17 +146,22 @@ def make_run(
     record: RunRecord,
     log: pd.DataFrame,
     recipe: dict,
-    environments: dict[str, Environment | None],
+    environments: dict[str, Environment],
 ) -> Run:
     """Make a run of its records. Raises `RecordError` if they do not go together.
 
     Args:
         log: as `log_table` makes it.
         recipe: the sections of recipe.yaml.
-        environments: of each attempt, by name.
+        environments: of the attempts whose environment is known, by name.
     """
     attempts, last, proof = record.attempts, record.last_attempt, record.proof
     check_attempts(path, attempts, log)
+    clock = log.groupby("attempt")["elapsed_s"].max()
+    spans = []
+    for attempt in attempts:
+        logged_s = timedelta(seconds=clock.get(attempt.number, 0))
+        spans.append((attempt.start, attempt.end or attempt.start + logged_s))
     run = Run(
         recipe=record.recipe,
         seed=str(record.seed),
@@ -167,7 +169,7 @@ def make_run(
         ending=ending(last),
         # Slurm may call every GPU of a host 0, and each container has a host name of its own.
         place=last.hardware.uuid or f"GPU {last.hardware.visible_devices} of {last.host}",
-        spans=[span(attempt, log) for attempt in attempts],
+        spans=spans,
         steps=steps_table(log, proof.stretches if proof else {}),
         record=record,
         timings=[attempt.timing for attempt in attempts if attempt.timing],
@@ -189,9 +191,9 @@ def make_run(
     records = [attempt.model_dump(exclude={"timing"}) | of_run for attempt in run.attempts]
     run.facts = joined([*records, seen, work_of_a_step(proof), recipe])
     run.unknown = unknown_keys(run)
-    for name in {attempt.environment for attempt in run.attempts}:
-        environment = environments.get(name)
-        run.packages[name] = environment.packages if environment else None
+    for attempt in run.attempts:
+        known = environments.get(attempt.environment)
+        run.packages[attempt.environment] = known and known.packages
     return run
 
 
@@ -251,22 +253,18 @@ def unknown_keys(run: Run) -> tuple[str, ...]:
     return tuple(key for key, facts in keys.items() if None in facts)
 
 
-def read_environment(path: Path, name: str) -> Environment | None:
-    """Read a run's environment file, which is beside the run or in its study.
+def read_environments(path: Path, record: RunRecord) -> dict[str, Environment]:
+    """Read the environment files of a run's attempts, beside the run or in its study.
 
-    None if the file is missing or damaged: its name alone is known then.
+    A missing or damaged one is left out: its name alone is known then.
     """
-    for folder in (path, path.absolute().parent.parent):
-        with suppress(RecordError):
-            return Environment.read(folder / Path(name).name)
-    return None
-
-
-def span(attempt: Attempt, log: pd.DataFrame) -> tuple[datetime, datetime]:
-    """Find when an attempt ran; if it was killed, to the end of its log."""
-    clock = log["elapsed_s"][log["attempt"] == attempt.number]
-    logged = timedelta(seconds=clock.max() if clock.notna().any() else 0)
-    return attempt.start, attempt.end or attempt.start + logged
+    environments = {}
+    for attempt in record.attempts:
+        name = attempt.environment
+        for folder in (path, path.absolute().parent.parent):
+            with suppress(RecordError):
+                environments[name] = Environment.read(folder / Path(name).name)
+    return environments
 
 
 def joined(records: list[dict]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.packed import PACKED_RUNS, PACKED_STEPS, PackedRun
-from analysis.runs import log_table, read_environment, read_run
+from analysis.runs import log_table, read_environments, read_run
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from experiments.records.files import write_whole
 from experiments.records.run import METRICS, RECIPE, RUN_RECORD, STUDY_FILE, read_log
@@ -46,13 +46,11 @@ def pack(study: Path, folder: Path) -> int:
     tables = []
     for path in sorted(record.parent for record in study.rglob(RUN_RECORD)):
         run = read_run(path)  # it checks that the records go together
-        names = {attempt.environment for attempt in run.record.attempts}
-        environments = {name: read_environment(path, name) for name in sorted(names)}
         packed = PackedRun(
             folder=path.relative_to(study).as_posix(),
             record=run.record,
             recipe=(path / RECIPE).read_text("utf-8"),
-            environments={name: each for name, each in environments.items() if each},
+            environments=read_environments(path, run.record),
         )
         lines.append(packed.model_dump_json() + "\n")
         log = log_table(read_log(path / METRICS))
