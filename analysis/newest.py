@@ -8,11 +8,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from analysis.packed import PACKED_RUNS, read_packed_records
+from analysis.packed import read_packed_records
 from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
 from experiments.config.recipes import ROOT, STUDIES, yaml_files
-from experiments.records.run import RUN_RECORD, STUDY_FILE, RunRecord
+from experiments.records.run import PACKED_RUNS, RUN_RECORD, STUDY_FILE, RunRecord
 from models.errors import InputError
 
 PLACES = ["results", "extensions/*/results"]

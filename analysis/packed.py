@@ -13,6 +13,7 @@ import pandas as pd
 
 from analysis.runs import COLUMNS, Run, make_run, parse_yaml
 from experiments.records.run import (
+    PACKED_RUNS,
     Environment,
     Record,
     RecordError,
@@ -20,7 +21,6 @@ from experiments.records.run import (
     read_if_there,
 )
 
-PACKED_RUNS = "runs.jsonl"
 PACKED_STEPS = "steps.parquet"
 LARGEST = 1e39  # number in a log
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from pathlib import Path
 
-from analysis.packed import PACKED_RUNS, read_packed_runs
+from analysis.packed import read_packed_runs
 from analysis.runs import MIN_SEEDS, Run, joined, read_run, read_yaml
 from experiments.records.run import (
     MANIFEST_OF_LAYOUT_4,
+    PACKED_RUNS,
     RUN_RECORD,
     STUDY_FILE,
     RecordError,

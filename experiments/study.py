@@ -55,6 +55,7 @@ from experiments.records.files import (
 )
 from experiments.records.run import (
     METRICS,
+    PACKED_RUNS,
     RECIPE,
     STUDY_FILE,
     RecordError,
@@ -156,6 +157,11 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         names = [name for name in args.names if "=" not in name] or [DEFAULT]
         study, out = load(names), args.out or dated_folder(names[0])
     check_folder(out, "study", STUDY_FILE)
+    if (out / PACKED_RUNS).exists():
+        raise InputError(
+            f"{out} holds a study that is kept in two files, and no runs go on there: to read it, "
+            f"python -m analysis.report {quote(str(out))}; to train it again, choose another --out"
+        )
     for override in overrides:
         seed = read_override(override).get("debug.seed")
         if seed:

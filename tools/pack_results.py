@@ -15,11 +15,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.packed import PACKED_RUNS, PACKED_STEPS, PackedRun
+from analysis.packed import PACKED_STEPS, PackedRun
 from analysis.runs import log_table, read_environments, read_run
 from experiments.jobs.command import COMPLETED, CommandLine, leave
 from experiments.records.files import write_whole
-from experiments.records.run import METRICS, RECIPE, RUN_RECORD, STUDY_FILE, read_log
+from experiments.records.run import (
+    METRICS,
+    PACKED_RUNS,
+    RECIPE,
+    RUN_RECORD,
+    STUDY_FILE,
+    read_log,
+)
 from models.errors import InputError
 
 

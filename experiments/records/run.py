@@ -53,6 +53,7 @@ METRICS = "metrics.jsonl"
 LOG = "log.txt"
 CHECKPOINT = "checkpoint"
 MANIFEST_OF_LAYOUT_4 = "manifest.json"
+PACKED_RUNS = "runs.jsonl"  # of a kept study
 ENVIRONMENT = "environment-{}.json"
 STUDY_FILE = "study.yaml"
 

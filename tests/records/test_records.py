@@ -8,11 +8,12 @@ from unittest.mock import Mock
 import pytest
 
 from analysis.newest import PLACES
-from analysis.packed import PACKED_RUNS, read_packed_records, read_packed_runs
+from analysis.packed import read_packed_records, read_packed_runs
 from experiments.config import recipes
 from experiments.records.files import DiskFull, full_disk, write_whole
 from experiments.records.run import (
     METRICS,
+    PACKED_RUNS,
     RUN_RECORD,
     Environment,
     LogInterval,

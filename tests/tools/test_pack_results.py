@@ -2,8 +2,10 @@
 
 import pandas as pd
 
-from analysis.packed import PACKED_RUNS, PACKED_STEPS
+from analysis.packed import PACKED_STEPS
 from analysis.study import read_study
+from experiments import study as study_command
+from experiments.records.run import PACKED_RUNS
 from tests.analysis.planted import study
 from tests.make_runs import change_lines
 from tools import pack_results
@@ -40,3 +42,11 @@ def test_bad_input_is_a_sentence(tmp_path, fails):
     assert "study.yaml" in fails(pack_results.main, tmp_path, tmp_path / "new")
     folder = study(tmp_path / "study", "C", [0], steps=40)
     assert "new folder" in fails(pack_results.main, folder, tmp_path)
+
+
+def test_a_study_in_two_files_is_not_trained_again_in_its_folder(tmp_path, fails):
+    (tmp_path / "study.yaml").write_text(
+        "description: x\nrecipes: [baseline]\nreference: baseline\nseeds: [0]\noverlays: [cpu]\n"
+    )
+    (tmp_path / PACKED_RUNS).touch()
+    assert "another --out" in fails(study_command.main, tmp_path)
