@@ -40,8 +40,8 @@ def faults(run: Run) -> Iterator[str]:
     resolved = run.facts.get(FLOAT8)
     named = [keys.get(FLOAT8) if keys else resolved, resolved, proof.recipe_name]
     if len({*named}) > 1:
-        scalings = ", ".join(scaling or "bf16" for scaling in named)
-        yield f"recipe, resolved recipe and proof do not name one scaling: {scalings}"
+        names = ", ".join(name or "bf16" for name in named)
+        yield f"recipe, resolved recipe and proof do not name one scaling: {names}"
     if proof.emulated:
         yield "its FP8 matmuls were emulated"
     elif proof.fp8_share < PROMISE * promised_share(run):
