@@ -98,7 +98,10 @@ def find_attempts(folder: Path) -> dict[int, list[Path]]:
     manifest = read_json(folder / MANIFEST)
     if manifest:
         if manifest.get("layout_version") != 4:
-            raise RecordError(f"{folder / MANIFEST}: layout_version: expected 4")
+            raise RecordError(
+                f"{folder / MANIFEST}: layout_version: expected 4: make the run again, or read it "
+                "with the code of its own commit"
+            )
         last = manifest["attempt"]
     attempts = {number: [folder / ATTEMPT_FOLDER.format(number)] for number in range(1, last + 1)}
     if manifest:

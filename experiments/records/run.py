@@ -328,8 +328,9 @@ def read_run_record(folder: Path) -> RunRecord | None:
         return RunRecord.read(folder / RUN_RECORD)
     if (folder / MANIFEST_OF_LAYOUT_4).exists():
         raise OtherLayout(
-            f"{folder}: this directory has layout 4 and this code reads {LAYOUT_VERSION}: convert "
-            f"it, or its study's folder: python -m tools.convert {quote(str(folder))}"
+            f"{folder}: this directory has layout 4 or older, and this code reads "
+            f"{LAYOUT_VERSION}: convert it, or its study's folder: python -m tools.convert "
+            f"{quote(str(folder))}"
         )
     return None
 
