@@ -1,4 +1,4 @@
-"""Define `InputError`, the one kind of error for the user to mend."""
+"""Define `InputError`, the one kind of error for the user to fix."""
 
 import re
 from collections.abc import Iterable
@@ -8,13 +8,13 @@ REINSTALL = "rm -r .venv && make install"
 
 
 class InputError(ValueError):
-    """Bad input: the message says what is wrong and how to mend it.
+    """Bad input: the message says what is wrong and how to fix it.
 
     It is one sentence, or one line per fault.
     """
 
 
-def by_pattern(names: Iterable[str]) -> str:
+def format_name_patterns(names: Iterable[str]) -> str:
     """List module names in a sentence, with a pattern for the blocks' numbers:
     `layers.*.attention.wq, output`."""
     return ", ".join(sorted({re.sub(r"[.][0-9]+[.]", ".*.", name) for name in names}))

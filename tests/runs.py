@@ -78,7 +78,7 @@ def losses_of(run: Path) -> list[float]:
 def proves_its_fp8(proof: Proof) -> None:
     """All converted layers ran in FP8; or none did, where this machine has to emulate it, as
     scales of rows on a CPU with torch 2.11."""
-    emulated = choose_matmul(SCALINGS[proof.recipe_name], emulate=False).how == EMULATED
+    emulated = choose_matmul(SCALINGS[proof.recipe_name], emulate=False).kind == EMULATED
     assert proof.emulated == emulated and proof.fp8_flops_expected > 0
     if emulated:
         assert proof.fp8_flops == 0

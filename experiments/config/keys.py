@@ -30,7 +30,7 @@ from experiments.config.yaml_with_origins import (
 from experiments.records.run import AtLeast1, Count, Seed, Share, Steps
 from models.scaling import SCALINGS, explain_unfit_tokens
 
-BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
+BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.row_scales]
 
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None

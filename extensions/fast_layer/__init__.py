@@ -32,9 +32,9 @@ def convert(model, plan) -> None:
     from extensions.fast_layer.layer import speed_up
     from models import device, float8
 
-    float8.convert(model, plan)
+    float8.convert_linears(model, plan)
     if device.TYPE == "cuda" and plan.config.fast_layer.enable and not plan.fp8.emulated:
-        speed_up(model, plan.fp8.scaling.by_rows)
+        speed_up(model, plan.fp8.scaling.row_scales)
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:

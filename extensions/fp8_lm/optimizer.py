@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from models.device import local
+from models.device import local_tensor
 
 # Precision decoupling of FP8-LM (arXiv 2310.18313). The parameters that the model computes with
 # stay as they are, and are a rounded copy of the master weights. A state in FP8 or FP16 is stored
@@ -106,8 +106,11 @@ class AdamWFp8LM(torch.optim.Optimizer):
     def _step(self, parameter: Tensor, group: dict, scales: dict[str, Tensor]) -> None:
         """One parameter, chunk by chunk."""
         state, (beta1, beta2) = self.state[parameter], group["betas"]
-        weights, gradients = local(parameter).view(-1), local(parameter.grad).flatten()
-        stored = {name: local(state[name]).view(-1) for name in STATES}
+        weights, gradients = (
+            local_tensor(parameter).view(-1),
+            local_tensor(parameter.grad).flatten(),
+        )
+        stored = {name: local_tensor(state[name]).view(-1) for name in STATES}
         for at in range(0, len(weights), CHUNK):
             chunk = slice(at, at + CHUNK)
             values = {n: t[chunk].float() / state[f"{n}_scale"] for n, t in stored.items()}
@@ -151,7 +154,7 @@ def _scale(bound: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _magnitude(tensor: Tensor) -> Tensor:
     """Find the largest magnitude of this rank's shard, a float32 scalar; 0 of an empty one."""
-    shard = local(tensor).flatten()
+    shard = local_tensor(tensor).flatten()
     largest = shard.new_zeros((), dtype=torch.float32)
     for chunk in filter(len, shard.split(CHUNK)):
         largest = largest.maximum(torch.linalg.vector_norm(chunk.float(), math.inf))

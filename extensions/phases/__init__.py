@@ -71,12 +71,12 @@ def before_step(trainer, step: int) -> None:
     """Switch where a phase begins. A resumed run may be in the midst of one."""
     from experiments.training.metrics import compiled_s
     from extensions.phases.layers import switch
-    from models.float8 import Choice
+    from models.float8 import Float8Choice
 
     now, in_fp8 = phase(trainer.job_config, step), step in fp8_steps(trainer.job_config)
     if step in (now.start, trainer.first_step):
         switch(trainer.proof.converted.values(), in_fp8)
-        trainer.proof.fp8 = trainer.plan.fp8 if in_fp8 else Choice()
+        trainer.proof.fp8 = trainer.plan.fp8 if in_fp8 else Float8Choice()
         trainer.begin_stretch(step, now.stop - 1)
         trainer.compiled_before_s = compiled_s()
 

@@ -68,10 +68,10 @@ def check(plan) -> None:
     """Refuse patterns that match no parameter. Raises `InputError`."""
     import torch
 
-    from models.architectures import build
+    from models.architectures import build_model
 
     with torch.device("meta"):  # parameters by name, no weights
-        _freeze(build(plan.config), plan.config)
+        _freeze(build_model(plan.config), plan.config)
 
 
 def convert(model, plan) -> None:
@@ -80,7 +80,7 @@ def convert(model, plan) -> None:
 
     model.plan = plan
     if not _converts_late(plan.config):
-        float8.convert(model, plan)
+        float8.convert_linears(model, plan)
     _freeze(model, plan.config)
 
 
@@ -93,7 +93,7 @@ def build_optimizers(config, model_parts: list, *others):
     optimizers = build_optimizers(model_parts, *others)
     if _converts_late(config):
         [model] = model_parts
-        float8.convert(model, model.plan)
+        float8.convert_linears(model, model.plan)
     return optimizers
 
 

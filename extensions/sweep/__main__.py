@@ -35,7 +35,7 @@ from experiments.records.run import STUDY_FILE
 from experiments.study import Study
 from extensions.sweep.cells import FILE, Sweep, load
 from models.errors import InputError
-from models.flops import memory_finding
+from models.flops import format_memory_need
 from models.gpus import GPUS
 
 
@@ -101,9 +101,9 @@ def _memory(study: Study, gpu: str | None) -> str:
 
     loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
     needed = max(plan(recipe).memory_needed for recipe in loaded.values())
-    available = GPUS[gpu].memory if gpu else device.memory_bytes()
+    available = GPUS[gpu].memory if gpu else device.usable_memory_bytes()
     fits = "fits" if needed <= available else "does not fit"
-    return f"{fits}: {memory_finding(needed, available)}"
+    return f"{fits}: {format_memory_need(needed, available)}"
 
 
 if __name__ == "__main__":
