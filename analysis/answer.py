@@ -113,8 +113,8 @@ def trained(comparison: Comparison) -> str:
     versions = [f"{name} {version}" for name, version in first.packages.items()]
     return (
         f"Trained: {first.flavor}, {format_parameters(first.parameters)} parameters; "
-        f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {first.seq_len:,}; data {first.dataset}; on "
-        f"{first.world_size} {first.hardware.name}, {first.start:%Y-%m-%d}; "
+        f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {first.seq_len:,}; "
+        f"data {first.dataset}; on {first.world_size} {first.hardware.name}, {first.start:%Y-%m-%d}; "
         f"{', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
     )
 
