@@ -114,8 +114,8 @@ def trained(comparison: Comparison) -> str:
     return (
         f"Trained: {first.flavor}, {format_parameters(first.parameters)} parameters; "
         f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {first.seq_len:,}; "
-        f"data {first.dataset}; on {first.world_size} {first.hardware.name}, {first.start:%Y-%m-%d}; "
-        f"{', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
+        f"data {first.dataset}; on {first.world_size} {first.hardware.name}, "
+        f"{first.start:%Y-%m-%d}; {', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
     )
 
 
