@@ -111,11 +111,12 @@ def trained(comparison: Comparison) -> str:
     first = run.manifest
     tokens = run.steps["tokens"].median()
     versions = [f"{name} {version}" for name, version in first.packages.items()]
+    commit = (first.git.commit or "unknown")[:9]
     return (
         f"Trained: {first.flavor}, {format_parameters(first.parameters)} parameters; "
         f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {first.seq_len:,}; "
         f"data {first.dataset}; on {first.world_size} {first.hardware.name}, "
-        f"{first.start:%Y-%m-%d}; {', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
+        f"{first.start:%Y-%m-%d}; {', '.join(versions)}, commit {commit}."
     )
 
 

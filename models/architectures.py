@@ -86,8 +86,13 @@ class LlamaArgs(RecipeArgs, TransformerModelArgs):
 
     @hidden_dim.setter
     def hidden_dim(self, width: int) -> None:
-        """Set torchtitan's two arguments for a width: 1, rounded up to a multiple of it."""
-        self.ffn_dim_multiplier, self.multiple_of = 0.5 / self.dim, width
+        """Set torchtitan's two arguments, from which it computes the width.
+
+        Any width from 1 on is rounded up to a multiple of `width`: at `dim` 256,
+        int(0.5 / 256 * int(2 * 4 * 256 / 3)) = 1, and 1 becomes `width`.
+        """
+        self.ffn_dim_multiplier = 0.5 / self.dim
+        self.multiple_of = width
 
 
 _UNSCALED_ROPE = RoPEScalingArgs(scaling_factor=1.0)

@@ -28,7 +28,8 @@ from torch.distributed.tensor import DTensor
 from models import gpus, host_memory
 from models.errors import InputError
 
-OLDEST, NEWEST = (2, 11), (2, 15)  # torch, of those that this project was tried with
+OLDEST_TORCH = (2, 11)  # of those that this project was tried with
+NEWEST_TORCH = (2, 15)
 
 
 def parse_torch_version() -> tuple[int, int]:
@@ -39,9 +40,9 @@ def parse_torch_version() -> tuple[int, int]:
 
 def check_torch() -> None:
     """Raise `InputError` for an older torch than the oldest one."""
-    if parse_torch_version() < OLDEST:
+    if parse_torch_version() < OLDEST_TORCH:
         raise InputError(
-            f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST))}, the oldest "
+            f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}, the oldest "
             "that this project runs with: install a newer torch, or take another Python"
         )
 
@@ -200,10 +201,10 @@ def find_peak_rates() -> gpus.Gpu | None:
 
 
 def describe_untried_torch() -> str | None:
-    """Name a torch newer than `NEWEST` in a sentence; None for others."""
-    if parse_torch_version() <= NEWEST:
+    """Name a torch newer than `NEWEST_TORCH` in a sentence; None for others."""
+    if parse_torch_version() <= NEWEST_TORCH:
         return None
-    newest = ".".join(map(str, NEWEST))
+    newest = ".".join(map(str, NEWEST_TORCH))
     return (
         f"{torch.__version__} is newer than {newest}, the newest that this project was tried with"
     )
@@ -239,20 +240,21 @@ class Stopwatch:
 
     def __init__(self):
         """Begin the first lap."""
-        self.marks = [record_event()]
+        self.events = [record_event()]
 
     def lap(self) -> None:
         """End a lap, and begin the next."""
-        self.marks.append(record_event())
+        self.events.append(record_event())
 
     def read(self) -> list[float]:
         """Return the seconds of each lap since the last reading, to the microsecond, once the work
         of the last is done."""
-        marks, self.marks = self.marks, self.marks[-1:]
+        events = self.events
+        self.events = events[-1:]
         if TYPE == "cpu":
-            return [round(end - start, 6) for start, end in pairwise(marks)]
-        marks[-1].synchronize()
-        return [round(start.elapsed_time(end) / 1000, 6) for start, end in pairwise(marks)]
+            return [round(end - start, 6) for start, end in pairwise(events)]
+        events[-1].synchronize()
+        return [round(start.elapsed_time(end) / 1000, 6) for start, end in pairwise(events)]
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -267,11 +269,12 @@ def copy_scalar_async(scalar: Tensor) -> Callable[[], float]:
 
     The function waits for the copy, and for no work given to the device since.
     """
-    copy, copy_event = scalar.to("cpu", non_blocking=True), record_event()
+    host_scalar = scalar.to("cpu", non_blocking=True)
+    copy_event = record_event()
 
     def read() -> float:
         if TYPE == "cuda":
             copy_event.synchronize()
-        return copy.item()
+        return host_scalar.item()
 
     return read

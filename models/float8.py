@@ -61,7 +61,9 @@ from models.errors import InputError, format_name_patterns
 from models.scaling import FILTER_KEY, SCALINGS, Scaling, explain_unfit_layers, find_unfit_layers
 
 SMALL_LAYERS_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
-OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
+OPERATOR = "operator"
+WITHOUT_ONEDNN = "operator without oneDNN"
+EMULATED = "emulated"
 
 
 # ---- choose ----
@@ -165,7 +167,8 @@ def choose_matmul(scaling: Scaling, emulate: bool) -> MatmulChoice:
 
 def _cpu_has_row_scales() -> bool:
     """Try the operator: torch 2.11's takes no scales of rows on a CPU."""
-    matrix, scale = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    matrix = torch.ones(16, 16).to(torch.float8_e4m3fn)
+    scale = torch.ones(16, 1)
     try:
         torch._scaled_mm(matrix, matrix.t(), scale, scale.t(), out_dtype=torch.bfloat16)
     except RuntimeError:  # NotImplementedError is one too
@@ -178,9 +181,10 @@ def _cpu_has_row_scales() -> bool:
 
 def convert_linears(model: nn.Module, plan) -> None:
     """Swap a plan's chosen linear layers for torchao's, in place."""
-    fp8, float8_config = plan.fp8, plan.config.quantize.linear.float8
+    fp8 = plan.fp8
     if not fp8.layers:
         return
+    float8_config = plan.config.quantize.linear.float8
     torchao_config = replace(
         Float8LinearConfig.from_recipe_name(fp8.recipe_name),
         emulate=fp8.emulated,

@@ -47,22 +47,24 @@ class Dense:
 
     def block_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of a block's linear layers."""
-        dim, q, kv, ffn = self.dim, q_dim(self), kv_dim(self), self.hidden_dim
+        query_dim = q_dim(self)
+        key_dim = kv_dim(self)
         return {
-            "attention.wq": (q, dim),
-            "attention.wk": (kv, dim),
-            "attention.wv": (kv, dim),
-            "feed_forward.w1": (ffn, dim),
-            "feed_forward.w3": (ffn, dim),
-            "attention.wo": (dim, q),
-            "feed_forward.w2": (dim, ffn),
+            "attention.wq": (query_dim, self.dim),
+            "attention.wk": (key_dim, self.dim),
+            "attention.wv": (key_dim, self.dim),
+            "feed_forward.w1": (self.hidden_dim, self.dim),
+            "feed_forward.w3": (self.hidden_dim, self.dim),
+            "attention.wo": (self.dim, query_dim),
+            "feed_forward.w2": (self.dim, self.hidden_dim),
         }
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of every linear layer, by module name."""
-        shapes, block = {}, self.block_shapes().items()
+        shapes = {}
         for i in range(self.n_layers):
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in block}
+            for name, shape in self.block_shapes().items():
+                shapes[f"layers.{i}.{name}"] = shape
         return shapes | {"output": (self.vocab_size, self.dim)}
 
     def parameters(self) -> int:
@@ -102,8 +104,9 @@ class Dense:
         product.
         """
         heads = (2 + self.qk_norm) * (q_dim(self) + kv_dim(self))
-        of_dim, of_width = 4 - 2 * in_fp8, 4 - recomputed - in_fp8
-        return of_dim * self.dim + heads + of_width * self.hidden_dim
+        dim_copies = 4 - 2 * in_fp8
+        hidden_copies = 4 - recomputed - in_fp8
+        return dim_copies * self.dim + heads + hidden_copies * self.hidden_dim
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,8 @@ def estimate_memory(
         saved_features = args.n_layers * args.dim + layer_features
     # bf16 logits and their gradient; eager, two copies in float32 more
     logits = (4 if compiled else 12) * tokens * args.vocab_size
-    head_elements, gathered = args.vocab_size * args.dim, 0
+    head_elements = args.vocab_size * args.dim
+    gathered = 0
     # A tied embedding has two gradients, as head and as embedding, until they are added.
     largest_gradient = 2 * head_elements * itemsize * args.enable_weight_tying
     if shards > 1:
