@@ -41,8 +41,9 @@ def parse_torch_version() -> tuple[int, int]:
 def check_torch() -> None:
     """Raise `InputError` for an older torch than the oldest one."""
     if parse_torch_version() < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
         raise InputError(
-            f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST_TORCH))}, the oldest "
+            f"torch {torch.__version__} is older than {oldest}, the oldest "
             "that this project runs with: install a newer torch, or take another Python"
         )
 

@@ -42,7 +42,7 @@ def test_emulation_rounds_alike(recipe):
 def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(device, "INSTRUCTION_SETS", sets)
-    monkeypatch.setattr(float8, "_cpu_takes_row_scales", lambda: runs)
+    monkeypatch.setattr(float8, "_cpu_has_row_scales", lambda: runs)
     matmul = float8.choose_matmul(SCALINGS["rowwise"], emulate)
     assert matmul.kind == how and matmul.reason
 

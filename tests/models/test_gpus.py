@@ -114,5 +114,5 @@ def test_peaks_are_dense_ones():
 )
 def test_a_run_has_no_peak_of_another_gpu(name, bf16, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: name)
+    monkeypatch.setattr(device, "device_name", lambda: name)
     assert getattr(device.find_peak_rates(), "bf16", None) == bf16

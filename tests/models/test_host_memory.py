@@ -79,7 +79,7 @@ def test_ulimit_counts(kind):
     """In another process, for the limit cannot be taken back."""
     code = (
         f"import resource; resource.setrlimit({int(kind)}, ({1 << 30}, {1 << 30})); "
-        "from models.host_memory import allowed_bytes; print(allowed_bytes())"
+        "from models.host_memory import allowed_memory_bytes; print(allowed_memory_bytes())"
     )
     answer = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert int(answer) <= 1 << 30
