@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
 FEW = 16
 # How keys end whose values the command line takes letter by letter
 LITERAL = ("_path", "_dir", "data.text_column", "data.end_of_text")
-LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
+LISTED = f"`{PYTHON} -m experiments.recipe list --all` has all"
 
 
 class Given(NamedTuple):
