@@ -22,6 +22,7 @@ import pytest
 from experiments.config.yaml_with_origins import LISTED
 from models import device
 from models.architectures import list_architectures
+from models.errors import PYTHON
 from tests.make_corpus import words, write_parquet, write_tokenizer
 from tests.processes import ROOT
 from tests.runs import call
@@ -47,8 +48,10 @@ def said(case: str) -> str:
     flavors = [flavor for each in list_architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of [\d.]+ GiB", "of N GiB", message)
+    message = message.replace(PYTHON, ".venv/bin/python")
     # few recipes are left without extensions, and so all are named
-    message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", LISTED, message)
+    listed = LISTED.replace(PYTHON, ".venv/bin/python")
+    message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", listed, message)
     # a library's words
     message = re.sub(r"\((\w+Invalid|HF\w+|Exception): .*?\)(?=:)", r"(\1)", message)
     return f"{case}\nexit {code}\n{message.rstrip()}"

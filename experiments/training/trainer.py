@@ -176,7 +176,7 @@ class Trainer(titan.Trainer):
         """
         config, last = self.job_config, self.job_config.training.steps
         after = int(self.combine(torch.tensor(after), "max"))  # only rank 0 looks for a checkpoint
-        self.checkpointer.load(after or -1)  # -1: perhaps the first weights
+        self.checkpointer.load(after)
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(

@@ -9,7 +9,7 @@ from experiments.config.yaml_with_origins import EXTENSIONS, yaml_files
 from extensions.decide.model import HEAD, MODELS, TYPED_SIZES, known_sizes, make_sizes
 from extensions.decide.sizes import ExpertSizes, UngatedSizes
 from extensions.decide.training import Training, count_memory, step_seconds
-from models.errors import format_name_patterns
+from models.errors import PYTHON, format_name_patterns
 from models.flops import Sizes, format_parameters
 from models.gpus import GPUS
 from models.scaling import FILTER_KEY
@@ -19,9 +19,7 @@ MEMORY_SHARE = 0.95  # of the memory, as a run chooses its size: CUDA and gaps c
 N_STEPS, N_SEEDS = 60, 3
 TOKENIZER_SIZE = 32_768  # of the recipes' tokenizer, which the model's vocabulary has to hold
 START_MINUTES = 1.5  # of a run, compilation included
-COMMAND_LINE = (
-    ".venv/bin/python -m experiments.study {recipes} --seeds 3 --overlay no_recompute {keys}"
-)
+COMMAND_LINE = PYTHON + " -m experiments.study {recipes} --seeds 3 --overlay no_recompute {keys}"
 FP8_RECIPES = ["tensorwise_fp8_compiled", "rowwise_fp8_compiled"]
 RECIPES_BY_FORMAT = {"fp8": FP8_RECIPES, "mxfp8": ["mxfp8_compiled"], "nvfp4": []}
 
