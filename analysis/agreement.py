@@ -93,14 +93,10 @@ def contradictions(
     if math.isnan(ratio.low):
         yield different_places(runs, reference_runs)
     elif ratio.clear or ratio.as_fast:
-        found = other_ways(by, runs, reference_runs) | leave_one_out(ratio, runs, reference_runs)
-        found |= at_equal_places(runs, reference_runs)
+        found = other_ways(by, runs, reference_runs) | at_equal_places(runs, reference_runs)
         found[TREND] = Ratio(ratio.mean / trend(runs, reference_runs))
         # If the recipe is faster, only smaller ratios count; the trend and useful tokens always do.
         if ratio.low > 1:
-            # Others may have been slowed down.
-            quickest = rate_table(runs)[MEAN].max() - rate_table(reference_runs)[MEAN].max()
-            found["by the quickest run of each"] = Ratio(math.exp(quickest))
             # A larger lead of some steps or runs disappoints nobody.
             found = {
                 way: each
@@ -230,17 +226,6 @@ def adjusted_ratio(
     explained = (residual_alone - residual) / more
     chance = stats.f.sf(explained / max(residual / left, TINY), more, left)
     return math.exp(coefficients[0]) if chance < CHANCE else None
-
-
-def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Leave out one seed at a time. Returns the ratios whose interval excludes the ratio of all."""
-    found = {}
-    for seed in sorted({run.seed for run in own + others}):
-        kept = [[run for run in runs if run.seed != seed] for runs in (own, others)]
-        rest = ratios(*kept, LEVEL)[MEAN]
-        if ratio.mean < rest.low or rest.high < ratio.mean:
-            found[f"without seed {seed}"] = rest
-    return found
 
 
 def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iterator[str]:
