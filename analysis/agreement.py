@@ -5,14 +5,13 @@ Otherwise a reader might not get the lead that the answer promises.
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.alike import differences
 from analysis.runs import Run
 from analysis.speed import (
     FIFTHS,
@@ -63,11 +62,14 @@ class SpeedUp:
     runs_needed: int | None = None
 
 
-def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
+def speed_up(
+    own: list[Run], others: list[Run], tries: int = 1, mixed: Sequence[str] = ()
+) -> SpeedUp:
     """Divide the rates of two recipes' runs.
 
     Args:
         tries: how many recipes are judged together: each interval is wider (Bonferroni).
+        mixed: keys whose values both recipes have, in different shares.
     """
     own = timed(own)
     others = timed(others)
@@ -77,7 +79,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     level = 1 - (1 - LEVEL) / tries
     by = ratios(own, others, level)
     mean, low, high = ratio = by[MEAN]
-    caveats = [*contradictions(by, own, others), *impossible(ratio, own, others)]
+    caveats = [*contradictions(by, own, others, mixed), *impossible(ratio, own, others)]
     caveats += short_of_memory(own, others)
     to_decide = max(abs(mean - 1), SMALL - abs(mean - 1))
     needed = runs_needed(runs, high - low, to_decide, 2, level)
@@ -85,7 +87,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
 
 
 def contradictions(
-    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
+    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run], mixed: Sequence[str]
 ) -> Iterator[str]:
     """Say what contradicts a ratio: different places, or another ratio by an honest way."""
     ratio = by[MEAN]
@@ -93,7 +95,7 @@ def contradictions(
     if math.isnan(ratio.low):
         yield different_places(runs, reference_runs)
     elif ratio.clear or ratio.as_fast:
-        found = other_ways(by, runs, reference_runs) | at_equal_places(runs, reference_runs)
+        found = other_ways(by, runs, reference_runs) | at_equal_places(runs, reference_runs, mixed)
         found[TREND] = Ratio(ratio.mean / trend(runs, reference_runs))
         # If the recipe is faster, only smaller ratios count; the trend and useful tokens always do.
         if ratio.low > 1:
@@ -180,7 +182,9 @@ def trend(own: list[Run], others: list[Run]) -> float:
     return math.exp(later * fit.slope) if fit.pvalue < CHANCE else 1.0
 
 
-def at_equal_places(runs: list[Run], reference_runs: list[Run]) -> dict[str, Ratio]:
+def at_equal_places(
+    runs: list[Run], reference_runs: list[Run], mixed: Sequence[str]
+) -> dict[str, Ratio]:
     """Find the ratio among runs of one GPU, of one machine, and with equal records of the machine.
 
     A recipe that had the quicker places more often looks faster.
@@ -189,7 +193,7 @@ def at_equal_places(runs: list[Run], reference_runs: list[Run]) -> dict[str, Rat
         "on the GPUs that both had": group_names(runs, reference_runs, GPUS),
         "on the machines that both had": group_names(runs, reference_runs, MACHINES),
     }
-    for key in differences(runs, reference_runs).mixed:
+    for key in mixed:
         values = [str(run.facts.get(key)) for run in runs]
         reference_values = [str(run.facts.get(key)) for run in reference_runs]
         groups[f"where both have the same {key}"] = values, reference_values

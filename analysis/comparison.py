@@ -14,7 +14,7 @@ from scipy import stats
 
 from analysis import losses
 from analysis.agreement import SpeedUp, speed_up
-from analysis.alike import differences, set_in_file
+from analysis.alike import Differences, differences, set_in_file
 from analysis.break_even import BreakEven, break_even
 from analysis.losses import HIGHER, SAME, Verdict
 from analysis.proof import FLOAT8, broken
@@ -172,19 +172,16 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
     reference_runs = study.completed[reference]
     started = study.started(recipe)
     reference_started = study.started(reference)
-    speed = speed_up(runs, reference_runs, recipes_judged)
-    loss = losses.verdict(runs, reference_runs, recipes_judged)
-    breaches = []
-    remarks = []
     recorded = runs or [run for run in started if run.manifest]
-    if recorded:
-        found = differences(recorded, reference_runs)
-        breaches = found.forbidden
-        remarks = found.remarks
+    records = differences(recorded, reference_runs) if recorded else Differences()
+    breaches = records.forbidden
     if runs:
         breaches = broken(runs) + broken(reference_runs) + breaches
+    speed = speed_up(runs, reference_runs, recipes_judged, records.mixed)
+    loss = losses.verdict(runs, reference_runs, recipes_judged)
     unpaired = list(losses.no_pairs(started, reference_started))
-    doubts = unpaired or list(losses.anomalies(runs, reference_runs, loss))
+    strange = list(losses.strange_parts(runs, reference_runs))
+    doubts = unpaired or strange + list(losses.anomalies(runs, reference_runs, loss))
     lost = compare_lost_runs(study, recipe, reference, are_paired=not unpaired)
     doubts += lost.reasons
     if study.on_cpu:
@@ -198,7 +195,7 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
     else:
         outcome = speed_outcome(speed)
     if outcome == Outcome.YES:
-        outcome = loss_outcome(loss, are_paired=not unpaired, has_doubts=bool(doubts))
+        outcome = loss_outcome(loss, are_paired=not unpaired + strange, has_doubts=bool(doubts))
     return Finding(
         recipe=recipe,
         outcome=outcome,
@@ -207,7 +204,7 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
         break_even=break_even(runs, reference_runs, speed),
         # Speeds of a CPU say nothing, and neither does what contradicts them.
         reasons=breaches + ([] if study.on_cpu else speed.caveats) + doubts,
-        remarks=remarks + lost.remarks,
+        remarks=records.remarks + lost.remarks,
     )
 
 
@@ -232,7 +229,12 @@ def speed_outcome(speed: SpeedUp) -> Outcome:
 
 
 def loss_outcome(loss: Verdict, are_paired: bool, has_doubts: bool) -> Outcome:
-    """Judge the loss of a recipe that is faster."""
+    """Judge the loss of a recipe that is faster.
+
+    Args:
+        are_paired: whether runs of one seed read the same batches.
+        has_doubts: whether something forbids a plain yes.
+    """
     if loss.word == HIGHER and are_paired:
         return Outcome.HIGHER_LOSS
     if has_doubts:
