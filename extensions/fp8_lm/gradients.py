@@ -7,7 +7,7 @@ and steps travel in one buffer of bytes, by one all-to-all: 260 bytes a block wh
 many ranks there are, and no sum can leave FP8's range.
 
 A sum in FP8, as in FP8-LM (arXiv 2310.18313), rounds again at every rank and has to be kept within
-the range; `python -m extensions.fp8_lm.tests.gradient_sums` compares both.
+the range; `python -m extensions.fp8_lm.gradient_sums` compares both.
 """
 
 import torch

@@ -12,7 +12,7 @@ import pytest
 from analysis import newest
 from experiments.config import yaml_with_origins
 from tests.analysis.planted import study
-from tests.generated.notebooks import NOTEBOOKS, execute
+from tools.notebooks import NOTEBOOKS, execute
 
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
 ON_ANY_RUNS = [name for name, file in NOTEBOOKS.items() if "newest.runs(" in file.read_text()]

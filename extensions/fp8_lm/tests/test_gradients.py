@@ -5,8 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from extensions.fp8_lm.gradient_sums import compare
 from extensions.fp8_lm.gradients import bytes_sent, decode, encode
-from extensions.fp8_lm.tests.gradient_sums import compare
 
 
 def test_each_value_is_off_by_a_sixteenth_of_itself_or_little_of_its_blocks_largest():

@@ -1,6 +1,6 @@
 """Compare ways to add up the FP8 gradients of many ranks:
 
-    python -m extensions.fp8_lm.tests.gradient_sums [FILE]
+    python -m extensions.fp8_lm.gradient_sums [FILE]
 
 An experiment on numbers, in one process. The small model of the overlay `cpu` trains for its 60
 steps. Then it gets the gradients of 32 batches without a step between them, as 32 ranks would
@@ -35,7 +35,7 @@ from torch.nn.functional import cross_entropy
 from experiments.config import recipes
 from experiments.training.plan import Plan, plan
 from extensions.fp8_lm.gradients import decode, encode
-from tests.runs import trained
+from tools.trained_model import train_model
 
 RANKS = (2, 4, 8, 16, 32)
 AT_THE_LIMIT = 1e-5  # the share of sums at 448 that halves mu
@@ -61,7 +61,7 @@ def real_gradients(planned: Plan) -> list[torch.Tensor]:
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
-    (model, batches), of_ranks = trained(planned), []
+    (model, batches), of_ranks = train_model(planned), []
     for inputs, labels in islice(batches, RANKS[-1]):
         logits = model(inputs.to(device.TYPE)).flatten(0, 1)
         loss = cross_entropy(logits.float(), labels.to(device.TYPE).flatten())

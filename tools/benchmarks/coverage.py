@@ -1,6 +1,6 @@
 """How often the analysis is wrong, and what it misses: studies with known truth by the hundred.
 
-    python -m tests.analysis.coverage
+    python -m tools.benchmarks.coverage
 
 Coverage must be about 95 %, a false "faster" at most 2.5 %, a false "the same" at most 5 %. The
 other shares are the power: how often a fault of that size is told.
