@@ -64,7 +64,7 @@ def published() -> pd.DataFrame:
         for pair in table.itertuples()
     ]
     return table.assign(
-        get_chip=table.gpu.map(get_chip, na_action="ignore"),
+        chip=table.gpu.map(get_chip, na_action="ignore"),
         parameters=table.billions * 1e9,
         step_tokens=table.batch * table.seq_len,
         speed_up=ratio.where(~table.lower_is_better, 1 / ratio),
