@@ -3,7 +3,7 @@
 Importing this module replaces kernels of such a CPU:
 
 * bf16 without AVX-512: oneDNN has no code for it, and PyTorch's own loop is 10 times and more
-  slower than a float32 matmul with its casts (tests/benchmarks/bf16_matmuls.py).
+  slower than a float32 matmul with its casts (tools/benchmarks/bf16_matmuls.py).
 * FP8 with one scale per tensor where there is `amx_int8` without `amx_fp16`: oneDNN has only
   reference code for e4m3 x e4m3, 0.05 GFLOP/s, seconds instead of milliseconds (seen with torch
   2.11 and 2.13 on Intel Xeons). PyTorch's own code computes in float32. Other CPUs do not reach

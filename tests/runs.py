@@ -4,20 +4,13 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from torch import Tensor, nn
 from torchtitan.distributed import ParallelDims
 
-from experiments.corpus.rows import Loader, open_data
-from experiments.jobs.command import Stop, code_of
+from experiments.jobs.command import code_of
 from experiments.records.run import Proof
-from experiments.training.attempt import be_alone
-from experiments.training.plan import Plan
-from experiments.training.trainer import Trainer
 from models.float8 import EMULATED, choose_matmul
 from models.scaling import SCALINGS
 
@@ -53,21 +46,6 @@ def call(main, *arguments) -> tuple[int, str]:
     ):
         code = code_of(lambda: main([*map(str, arguments)]))
     return code, printed.getvalue()
-
-
-def trained(planned: Plan) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]:
-    """Train a run here; returns the model, and batches of inputs and labels that it was not trained
-    on."""
-    planned, _ = open_data(planned)
-    config = planned.config
-    be_alone()
-    with TemporaryDirectory() as config.job.dump_folder:
-        trainer = Trainer(planned, Stop())
-        trainer.train()
-        trainer.close()
-    config.debug.seed += 1
-    batches = iter(Loader(planned.token_file, config))
-    return trainer.model_parts[0], ((inputs["input"], labels) for inputs, labels in batches)
 
 
 def losses_of(run: Path) -> list[float]:

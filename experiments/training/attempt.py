@@ -403,7 +403,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         steps=training.steps,
         compiled=config.compile.compiles_model,
         float8=plan.fp8.recipe_name,
-        fp8_matmul=matmul and matmul._asdict(),
+        fp8_matmul=matmul and {"how": matmul.kind, "why": matmul.reason},
         world_size=plan.world_size,
         flavor=_label(config),
         hardware=machine.hardware(),

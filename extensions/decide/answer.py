@@ -53,7 +53,7 @@ def estimate(
 ) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
-    What is known of the kind of GPU stands in fitted.yaml: tests/fit.py says what each field is.
+    What is known of the kind of GPU stands in fitted.yaml: fit.py says what each field is.
 
     Args:
         memory_bytes: needed on each GPU.

@@ -13,7 +13,7 @@ from analysis import newest
 from experiments.config import yaml_with_origins
 from models.errors import PYTHON
 from tests.analysis.planted import study
-from tests.generated.notebooks import NOTEBOOKS, execute
+from tools.notebooks import NOTEBOOKS, execute
 
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
 ON_ANY_RUNS = [name for name, file in NOTEBOOKS.items() if "newest.runs(" in file.read_text()]

@@ -11,10 +11,9 @@ import pytest
 from experiments.config import recipes
 from experiments.training.plan import plan
 from extensions.decide import __main__ as decide
-from extensions.decide import answer, measure, read
+from extensions.decide import answer, fit, measure, read
+from extensions.decide.fit import HERE
 from extensions.decide.model import MODELS, read_model, sizes
-from extensions.decide.tests import fit
-from extensions.decide.tests.fit import HERE
 from models.architectures import list_architectures
 from models.gpus import GPUS
 from tests.processes import ROOT, run

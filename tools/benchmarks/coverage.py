@@ -1,6 +1,6 @@
 """How often the analysis is wrong, and what it misses: studies with known truth by the hundred.
 
-    python -m tests.analysis.coverage [STUDIES]
+    python -m tools.benchmarks.coverage [STUDIES]
 
 Coverage must be about 95 %, a false "faster" at most 2.5 %, a false "the same" at most 5 %. Where
 recipes ran on nodes or GPUs of their own, no interval is due, and a plain answer would be wrong.
