@@ -29,7 +29,8 @@ LEARNED = 4  # margins (1 % of the loss) that a loss falls by before two of them
 FAR = 0.10  # above a loss: rounding moves no loss as far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: chance gives fewer
-APART = 8  # margins (2 % of the loss) between partners: more than rounding explains
+HARMED = 8  # margins (2 % of the loss) above its partner: a run that FP8 harmed
+TOO_GOOD = 16  # margins below its partner: more than chance, and rounding lowers no loss
 
 SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 TOO_FEW = f"it takes {MIN_SEEDS} seeds to tell"
@@ -231,9 +232,9 @@ def anomalies(runs: list[Run], reference_runs: list[Run], judged: Verdict) -> It
     elif judged.low > judged.margin:
         more = f"more than the margin of {judged.margin:.2g}"
         yield f"its loss is {judged.difference:.3g} higher, {more}"
-    elif highest > APART * judged.margin:
+    elif highest > HARMED * judged.margin:
         margins = highest / judged.margin
         yield f"one of its runs ends {highest:.3g} above its partner, {margins:.0f} margins"
-    elif -lowest > APART * judged.margin:
+    elif -lowest > TOO_GOOD * judged.margin:
         margins = -lowest / judged.margin
         yield f"one of its runs ends {-lowest:.3g} below its partner, {margins:.0f} margins"

@@ -54,9 +54,6 @@ def _translate_dotted(key: str, value: str | None, is_off: bool) -> str:
     move = find_move(key)
     if move and move.note:
         return f"{move.key}=…, {move.note}" if move.key else f"{key}, which torchtitan has dropped"
-    last = key.rpartition(".")[2]
-    if last.startswith(("enable", "disable")) or last in ("compile", "deterministic"):
-        value = WORDS.get((value or "").lower(), "true")
     return _write_override(move.key if move else key, value, is_off)
 
 
@@ -64,7 +61,15 @@ def _write_override(key: str, value: str | None, is_off: bool) -> str:
     """Write a key with a value; a switch without one is on, unless `no` precedes its name."""
     if is_off:
         value = "false"
-    return quote(f"{key}={'true' if value is None else value}")
+    elif _is_switch(key):  # the following word may be a recipe's name
+        value = WORDS.get((value or "").lower(), "true")
+    return f"{key}=…" if value is None else quote(f"{key}={value}")
+
+
+def _is_switch(key: str) -> bool:
+    """Tell if a key's value is true or false, by its name."""
+    last = key.rpartition(".")[2]
+    return last.startswith(("enable", "disable")) or last in ("compile", "deterministic")
 
 
 def _find_key(name: str) -> str | None:

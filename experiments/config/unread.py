@@ -1,6 +1,7 @@
 """Find keys without effect: of FP8 in a recipe without FP8, and of what another key turns off."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 from experiments.config.yaml_with_origins import ORIGIN_OF_COMMAND_LINE, Keys
@@ -15,44 +16,32 @@ class Condition(NamedTuple):
 
     keys: tuple[str, ...]  # what their names begin with
     switch: str
-    is_read: Callable[[Any], bool]  # by the validated recipe
+    is_read: Callable[[Any], bool]  # by the value of the switch
     value: str  # of the switch, for which the keys are read
 
 
 CONDITIONS = [
-    Condition(
-        ("checkpoint.",), "checkpoint.enable", lambda config: config.checkpoint.enable, "true"
-    ),
+    Condition(("checkpoint.",), "checkpoint.enable", bool, "true"),
     Condition(
         ("lr_scheduler.decay_type", "lr_scheduler.min_lr_factor"),
         "lr_scheduler.decay_ratio",
-        lambda config: config.lr_scheduler.decay_ratio != 0,
+        lambda ratio: ratio != 0,
         "the share of the steps in which the learning rate decays",
     ),
     Condition(
         ("activation_checkpoint.selective_", "activation_checkpoint.per_op_"),
         "activation_checkpoint.mode",
-        lambda config: config.activation_checkpoint.mode == "selective",
+        lambda mode: mode == "selective",
         "selective",
     ),
     Condition(
         ("activation_checkpoint.memory_budget", "activation_checkpoint.visualize_"),
         "activation_checkpoint.mode",
-        lambda config: config.activation_checkpoint.mode == "memory_budget",
+        lambda mode: mode == "memory_budget",
         "memory_budget",
     ),
-    Condition(
-        ("profiling.profiler_",),
-        "profiling.enable_profiling",
-        lambda config: config.profiling.enable_profiling,
-        "true",
-    ),
-    Condition(
-        ("debug.deterministic_warn_only",),
-        "debug.deterministic",
-        lambda config: config.debug.deterministic,
-        "true",
-    ),
+    Condition(("profiling.profiler_",), "profiling.enable_profiling", bool, "true"),
+    Condition(("debug.deterministic_warn_only",), "debug.deterministic", bool, "true"),
 ]
 
 
@@ -62,15 +51,17 @@ def explain_unread_keys(keys: Keys, config: Any) -> Iterator[tuple[str, str]]:
     Where somebody has turned a switch off, the keys may stay.
     """
     for condition in CONDITIONS:
-        if condition.is_read(config):
+        switch = condition.switch
+        state = reduce(getattr, switch.split("."), config)
+        if condition.is_read(state):
             continue
-        given = [key for key in keys if key.startswith(condition.keys) and key != condition.switch]
-        for key in given:
-            if not _is_settled(keys, key, condition.switch):
+        for key in keys:
+            is_unread = key.startswith(condition.keys) and key != switch
+            if is_unread and not _is_settled(keys, key, switch):
                 yield (
                     key,
-                    f"is not read with this {condition.switch}: set that to {condition.value}, or "
-                    "leave this out",
+                    f"is not read while {switch} is {str(state).lower()}: set that to "
+                    f"{condition.value}, or leave this out",
                 )
 
 

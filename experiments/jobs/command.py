@@ -21,10 +21,17 @@ from typing import NoReturn
 
 from experiments.records.files import AGAIN, full_disk
 from models import gpus
-from models.errors import REINSTALL, InputError
+from models.errors import PYTHON, REINSTALL, InputError
 
 COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
 COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
+# Options of some commands alone
+OPTIONS = {
+    "analysis.report": ("--html", "--json", "--reference"),
+    "experiments.study": ("--seeds",),
+    "experiments.run": ("--seed",),
+    "experiments.recipe": ("--all",),
+}
 OWN_PACKAGES = ("analysis", "experiments", "extensions", "models")
 
 
@@ -57,7 +64,7 @@ class CommandLine(argparse.ArgumentParser):
 
     def _check_options(self, words: list[str]) -> None:
         """Refuse unknown options, with what was meant. Raises `InputError`."""
-        unknown, options, keys = [], [], []
+        unknown, options, keys, elsewhere = [], [], [], []
         for word, following in itertools.zip_longest(words, words[1:]):
             is_number = re.match(r"-[.\d]", word)
             if is_number or not re.match("--?[^-]", word):
@@ -68,6 +75,8 @@ class CommandLine(argparse.ArgumentParser):
             option, key = self._suggest(word, following)
             options += [option] if option else []
             keys += [key] if key else []
+            if not option and not key:
+                elsewhere += _name_commands(word)
         if not unknown:
             return
         sentence = f"unrecognized arguments: {' '.join(unknown)}"
@@ -75,6 +84,8 @@ class CommandLine(argparse.ArgumentParser):
             sentence += f"; take {' '.join(options)}"
         if keys:
             sentence += f"; keys have no dashes: {' '.join(keys)}"
+        elif elsewhere:
+            sentence += f"; {', '.join(elsewhere)}"
         elif self.takes_keys and not options:
             sentence += "; keys have no dashes, as training.steps=200"
         self.error(sentence)
@@ -111,6 +122,16 @@ class CommandLine(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as `InputError`."""
         raise InputError(f"{message}; -h lists arguments, options and keys")
+
+
+def _name_commands(word: str) -> list[str]:
+    """Name the command that has an option, in a part of a sentence; empty if none has it."""
+    option = word.partition("=")[0]
+    return [
+        f"{option} is an option of `{PYTHON} -m {command}`"
+        for command, options in OPTIONS.items()
+        if option in options
+    ]
 
 
 def seeds(text: str) -> list[int]:

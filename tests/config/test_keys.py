@@ -3,6 +3,9 @@
 More messages are in tests/messages.txt.
 """
 
+import contextlib
+import importlib
+import io
 import shlex
 
 import pytest
@@ -12,7 +15,7 @@ from experiments.config.keys import DEFAULTS, find_replacement
 from experiments.config.moved_keys import read_moves
 from experiments.config.options import read_options, translate_option
 from experiments.config.recipes import flat, load, load_compared
-from experiments.jobs.command import CommandLine
+from experiments.jobs.command import OPTIONS, CommandLine
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
@@ -309,6 +312,7 @@ def test_a_whole_section_of_another_release_is_answered_key_by_key(write):
         ("--step 5", "training.steps=5"),
         ("--metrics.enable_color_printing", "metrics.disable_color_printing"),
         ("--dataset 'a b'", "'training.dataset=a b'"),
+        ("--enable_profiling", "profiling.enable_profiling=true"),
     ],
 )
 def test_an_option_is_answered_with_the_key_that_it_means(words, key):
@@ -321,6 +325,26 @@ def test_an_option_is_answered_with_the_key_that_it_means(words, key):
             parser.parse([*before, *shlex.split(words), *after])
         assert f" {key}" in str(error.value)
         assert "--seeds" not in str(error.value)
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_an_option_of_another_command_is_answered_with_that_command(command):
+    main = importlib.import_module(command).main
+    if command != "analysis.report":
+        with pytest.raises(InputError, match="--html is an option of .* -m analysis.report`"):
+            main(["--html"])
+    taken = [option for option in OPTIONS[command] if option in help_of(main)]
+    assert taken == [*OPTIONS[command]]
+
+
+def help_of(main) -> str:
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as text:
+        main(["-h"])
+    return text.getvalue()
+
+
+def test_an_option_without_a_value_is_answered_with_the_key_alone():
+    assert translate_option("--lr", None) == translate_option("--lr", "--out") == "optimizer.lr=…"
 
 
 def test_options_of_the_table_are_keys_and_are_translated_without_torch():
