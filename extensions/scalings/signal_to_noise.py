@@ -39,7 +39,10 @@ from extensions.scalings import ALL, SCALINGS, Scaling
 from extensions.scalings.layer import scaled_linear
 from tools.trained_model import train_model
 
-TENSOR, ROW = (ALL, ALL), (1, ALL)
+TENSOR = (ALL, ALL)
+ROW = (1, ALL)
+# torchao's scalings, and those of this extension. `delayed` would round as `tensorwise` as long as
+# values do not jump.
 COMPARED = {
     "tensorwise": Scaling(TENSOR, TENSOR, "e5m2"),
     "rowwise": Scaling(ROW, ROW, scale="power_of_2"),
@@ -49,8 +52,6 @@ COMPARED = {
     "tensorwise, e4m3 gradients": Scaling(TENSOR, TENSOR),
     "rowwise, e5m2 gradients": Scaling(ROW, ROW, "e5m2", "power_of_2"),
 }
-"""torchao's scalings, and this extension's except `delayed`, which rounds as `tensorwise` while values do
-not jump."""
 FACTORS = [2**power for power in (0, 2, 4, *range(6, 23))]
 N_OUTLIERS = 4  # features of each matrix
 
