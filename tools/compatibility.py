@@ -15,26 +15,26 @@ class Cell(NamedTuple):
     pairing: str
     recipe: str
     keys: list[str]  # that the pairing adds to the recipe
-    refused: str | None
-    why: str
-    needs: list[str]  # extensions
+    refusal: str | None
+    reason: str
+    needed_extensions: list[str]
 
 
-def cells() -> list[Cell]:
-    """List every recipe with every pairing, pairing by pairing; none that needs an extension that
-    is not there."""
+def list_cells() -> list[Cell]:
+    """List every recipe with every pairing, pairing by pairing. Pairings that need an extension
+    which is not installed are left out."""
     pairings = {}
     for path in sorted(ROOT.glob("ex*/*/compatibility.yaml")):  # the core's first
         pairings |= yaml.safe_load(path.read_text(encoding="utf-8"))
-    found = []
+    cells = []
     for name, pairing in pairings.items():
-        needs = pairing.get("needs", [])
-        if not all((ROOT / "extensions" / each).is_dir() for each in needs):
+        needed_extensions = pairing.get("needs", [])
+        if not all((ROOT / "extensions" / extension).is_dir() for extension in needed_extensions):
             continue
-        refused = pairing.get("refused")
         for recipe in RECIPES:
-            sentence = refused.get(recipe) if isinstance(refused, dict) else refused
-            found.append(
-                Cell(name, recipe, pairing["keys"], sentence, pairing.get("why", ""), needs)
-            )
-    return found
+            refusal = pairing.get("refused")
+            if isinstance(refusal, dict):
+                refusal = refusal.get(recipe)
+            reason = pairing.get("why", "")
+            cells.append(Cell(name, recipe, pairing["keys"], refusal, reason, needed_extensions))
+    return cells

@@ -10,5 +10,6 @@ from analysis.comparison import compare
 from extensions.published.logs import read_published
 
 if __name__ == "__main__":
-    figure = plots.panels([(plots.lead, compare(read_published()))], (8, 4))
+    comparison = compare(read_published())
+    figure = plots.panels([(plots.lead, comparison)], (8, 4))
     Path(__file__).with_suffix(".png").write_bytes(plots.to_png(figure))

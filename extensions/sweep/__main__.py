@@ -1,11 +1,11 @@
 """Run a study in each cell of a sweep; then one table.
 
     python -m extensions.sweep NAME [--seeds 3] [--out DIR] [--dry-run] [key.path=value …]
-    python -m extensions.sweep DIR [--seeds 5]     goes on with a sweep, skipping what is complete;
-                                                   with more seeds, if they are named
+    python -m extensions.sweep DIR [--seeds 5]     resumes a sweep and skips complete runs; with
+                                                   more seeds, if they are named
     python -m extensions.sweep.report DIR          makes its table, figure and page again
 
-NAME is a file of extensions/sweep/sweeps/. A cell is a study in a folder of its own, as
+NAME is a file of extensions/sweep/sweeps/. A cell is a study in a folder, as
 `python -m experiments.study` runs it. A cell that fails has a word in the table, and the sweep
 continues. `--dry-run` lists all cells and whether they fit, with `--gpu` on another machine's GPUs.
 
@@ -16,7 +16,7 @@ to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 from functools import partial
 from pathlib import Path
 
-from experiments import study as command  # before torch: it looks at the compile caches
+from experiments import study as study_command  # before torch: it looks at the compile caches
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import dump
 from experiments.jobs.command import (
@@ -33,7 +33,7 @@ from experiments.jobs.command import (
 from experiments.records.files import check_folder, dated_folder, write_whole
 from experiments.records.run import STUDY_FILE
 from experiments.study import Study
-from extensions.sweep.cells import FILE, Sweep, load
+from extensions.sweep.cells import FILE, Sweep, load_sweep
 from models.errors import PYTHON, InputError
 from models.flops import format_memory_need
 from models.gpus import GPUS
@@ -42,27 +42,29 @@ from models.gpus import GPUS
 def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse(argv)
     Stop().listen()
-    sweep, out = _resolve(args)
+    sweep = _load_sweep(args)
+    out = _choose_folder(args, sweep)
     studies = sweep.studies()
     for name, study in studies.items():
-        print(f"{name}: {_memory(study, args.gpu)}")
+        print(f"{name}: {_compare_memory(study, args.gpu)}")
     if args.dry_run:
         return COMPLETED
-    print(f"To go on, or to add seeds: {PYTHON} -m extensions.sweep {out}")
+    print(f"To resume, or to add seeds: {PYTHON} -m extensions.sweep {out}")
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / FILE, dump(sweep.model_dump()))
-    codes = [COMPLETED]
+    exit_codes = [COMPLETED]
     for name, study in studies.items():
         folder = out / name
         folder.mkdir(exist_ok=True)
         write_whole(folder / STUDY_FILE, dump(study.model_dump()))
-        codes.append(code_of(partial(command.main, [str(folder)])))
-        if codes[-1] in (COME_BACK, FOR_GOOD):
-            return codes[-1]
+        exit_code = code_of(partial(study_command.main, [str(folder)]))
+        if exit_code in (COME_BACK, FOR_GOOD):
+            return exit_code
+        exit_codes.append(exit_code)
     from extensions.sweep import report  # figures: a second
 
     report.main([str(out)])
-    return max(codes)
+    return max(exit_codes)
 
 
 def _command_line() -> CommandLine:
@@ -77,33 +79,45 @@ def _command_line() -> CommandLine:
     return parser
 
 
-def _resolve(args) -> tuple[Sweep, Path]:
-    """Make the sweep that the command line asks for, and name its folder, which may hold this sweep
-    already, with other seeds."""
-    sweep, out = load(args.name), args.out or Path(args.name)
+def _load_sweep(args) -> Sweep:
+    """Load the sweep that the command line asks for. Raises `InputError`."""
+    sweep = load_sweep(args.name)
     sweep.override(args.overrides)
     sweep.seeds = args.seeds or sweep.seeds
-    if not (args.out or (out / FILE).exists()):
+    return sweep
+
+
+def _choose_folder(args, sweep: Sweep) -> Path:
+    """Choose the folder of a sweep, which may hold this sweep already, with other seeds.
+
+    Raises `InputError` if it holds anything else.
+    """
+    if args.out:
+        out = args.out
+    elif (Path(args.name) / FILE).exists():
+        out = Path(args.name)
+    else:
         out = dated_folder(f"sweep_{args.name}")
     check_folder(out, "sweep", FILE)
     if (out / FILE).exists():
-        started = load(str(out))
+        started = load_sweep(str(out))
         started.seeds = sweep.seeds
         if started != sweep:
             raise InputError(f"{out} holds another sweep: choose another --out")
-    return sweep, out
+    return out
 
 
-def _memory(study: Study, gpu: str | None) -> str:
-    """Compare the memory of a study's largest run with what is here, or on GPUs of a kind."""
+def _compare_memory(study: Study, gpu: str | None) -> str:
+    """Compare the memory that a study's largest run needs with this machine's, or with a named
+    GPU's."""
     from experiments.training.plan import plan  # torch: seconds, not for a wrong name
     from models import device
 
     loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
-    needed = max(plan(recipe).memory_needed for recipe in loaded.values())
-    available = GPUS[gpu].memory if gpu else device.usable_memory_bytes()
-    fits = "fits" if needed <= available else "does not fit"
-    return f"{fits}: {format_memory_need(needed, available)}"
+    needed_bytes = max(plan(recipe).memory_needed for recipe in loaded.values())
+    available_bytes = GPUS[gpu].memory if gpu else device.usable_memory_bytes()
+    verdict = "fits" if needed_bytes <= available_bytes else "does not fit"
+    return f"{verdict}: {format_memory_need(needed_bytes, available_bytes)}"
 
 
 if __name__ == "__main__":

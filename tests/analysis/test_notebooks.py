@@ -13,7 +13,7 @@ from analysis import newest
 from experiments.config import yaml_with_origins
 from models.errors import PYTHON
 from tests.analysis.planted import study
-from tools.notebooks import NOTEBOOKS, execute
+from tools.notebooks import NOTEBOOKS, execute_notebook
 
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
 ON_ANY_RUNS = [name for name, file in NOTEBOOKS.items() if "newest.runs(" in file.read_text()]
@@ -35,7 +35,7 @@ def texts_of(notebook: nbformat.NotebookNode) -> list[str]:
 def test_notebook_executes_in_its_own_folder_and_its_text_is_current(name, monkeypatch):
     monkeypatch.delenv("RUNS", raising=False)
     try:
-        executed = execute(name)
+        executed = execute_notebook(name)
     except newest.NothingToShow as missing:
         pytest.skip(str(missing))
     assert texts_of(executed) == texts_of(kept(name)), "stale: run `make notebooks`"

@@ -10,7 +10,7 @@ from analysis.answer import answer
 from analysis.comparison import compare
 from analysis.study import read_study
 from tests.processes import ROOT
-from tools.readme import generated
+from tools.readme import generate_pages
 
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "launch/README.md"]
 for folder in ("docs", "results", "extensions"):
@@ -23,7 +23,9 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 
 def test_generated_parts_are_current():
     stale = [
-        path for path, text in generated().items() if TO_DELETED.sub("", path.read_text()) != text
+        path
+        for path, text in generate_pages().items()
+        if TO_DELETED.sub("", path.read_text()) != text
     ]
     page = (newest.results() / "report.html").read_text()
     said = answer(compare(read_study(newest.results())))
