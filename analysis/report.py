@@ -18,7 +18,7 @@ from analysis.answer import QUESTION, answer, details, limits
 from analysis.comparison import Comparison, compare
 from analysis.study import read_study
 from analysis.table import measured, notes, recipe_table, run_table
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from models.errors import InputError
 
 
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--verbose", action="store_true", help="add the other recipes, and each run")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page")
     add("--json", type=Path, metavar="FILE", help="write the figures for programs")
-    args = parser.parse(argv)
+    args = parser.parse_arguments(argv)
     comparison = compare(read_study(*args.RUNS), args.reference)
     print_report(comparison, args.verbose)
     try:
@@ -85,8 +85,8 @@ def main(argv: list[str] | None = None) -> int:
             args.html.write_text(page(comparison), encoding="utf-8")
     except OSError as error:
         raise InputError(f"{error}: choose another file") from error
-    return COMPLETED
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

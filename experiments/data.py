@@ -8,15 +8,15 @@ Exit codes: 0 written, or there already; 2 for bad input.
 """
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("experiments.data", __doc__)
     parser.add_argument("command", choices=["prepare"])
     parser.add_recipe()
-    args = parser.parse(argv)
-    config = recipes.load(args.name, args.overlay, args.overrides).config
+    args = parser.parse_arguments(argv)
+    config = recipes.load_recipe(args.name, args.overlay, args.overrides).config
 
     # torch: seconds, which a misspelt name need not wait for
     from torchtitan.tools.logging import init_logger
@@ -24,10 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.corpus import rows, tokens
 
     init_logger()
-    token_file = tokens.prepare(config)
-    print(f"{rows.describe(token_file, config)}\n{token_file.path}")
-    return COMPLETED
+    token_file = tokens.prepare_token_file(config)
+    print(f"{rows.describe_data(token_file, config)}\n{token_file.path}")
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -19,28 +19,34 @@ import sys
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, Stop, check_alone, leave
+from experiments.jobs.command import (
+    EXIT_COMPLETED,
+    CommandLine,
+    StopRequest,
+    exit_with,
+    require_single_process,
+)
 from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
 # that other processes need (tools/benchmarks/busy_machine.py)
-SPINS = 10_000
+OPENMP_SPINS = 10_000
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    args = _command_line().parse(arguments)
+    args = _make_command_line().parse_arguments(arguments)
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # read while torch is imported
+        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPINS))  # read while torch is imported
     # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
-    stop = Stop()
+    stop = StopRequest()
     stop.listen()
-    recipe, out = _resolve(args)
-    start = recipe.hook("start")  # of a run of several processes
+    recipe, out = _resolve_recipe(args)
+    start = recipe.find_hook("start")  # of a run of several processes
     if not start:
-        check_alone()
+        require_single_process()
     elif not args.dry_run:
         code = start(recipe, arguments, out, stop)
         if code is not None:
@@ -62,15 +68,15 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         for topic, finding in findings:
             print(f"{topic:<8} {finding}")
-        return COMPLETED
+        return EXIT_COMPLETED
 
     from experiments.training import attempt
 
     TIMELINE.mark("import")
-    return recipe.hook("run", attempt.run)(planned, findings, out, stop)
+    return recipe.find_hook("run", attempt.run)(planned, findings, out, stop)
 
 
-def _command_line() -> CommandLine:
+def _make_command_line() -> CommandLine:
     parser = CommandLine("experiments.run", __doc__)
     parser.add_recipe()
     add = parser.add_argument
@@ -80,7 +86,7 @@ def _command_line() -> CommandLine:
     return parser
 
 
-def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
+def _resolve_recipe(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
     """Resolve the named recipe, or the one of a run's folder; return it and the run's folder.
 
     None: the run gets a new folder.
@@ -90,11 +96,11 @@ def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
     out = args.out or (Path(args.name) if there else None)
     if out:
         check_layout(out)
-    if not there and args.name not in recipes.yaml_files(recipes.RECIPES):
+    if not there and args.name not in recipes.list_yaml_files(recipes.RECIPES_FOLDER):
         check_mark(Path(args.name), "run", RECIPE)
     overrides = args.overrides + ([f"debug.seed={args.seed}"] if args.seed else [])
-    return recipes.load(file if there else args.name, args.overlay, overrides), out
+    return recipes.load_recipe(file if there else args.name, args.overlay, overrides), out
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

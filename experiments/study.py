@@ -27,25 +27,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
-    dump,
-    find,
+    dump_yaml,
+    find_by_name,
+    list_yaml_files,
     read_file,
     read_override,
-    validated,
-    yaml_files,
+    validate_layer,
 )
 from experiments.jobs.command import (
-    COME_BACK,
-    COMPLETED,
-    FAILED,
-    FOR_GOOD,
+    EXIT_COMPLETED,
+    EXIT_FAILED,
+    EXIT_RESUME,
+    EXIT_STOPPED,
     CommandLine,
-    Stop,
-    check_alone,
-    leave,
-    seeds,
+    StopRequest,
+    exit_with,
+    parse_seeds,
+    require_single_process,
 )
-from experiments.jobs.runner import Job, compile_folders, run_all
+from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
 from experiments.records.files import (
     check_folder,
     check_mark,
@@ -68,14 +68,14 @@ from models.errors import PYTHON, InputError
 if TYPE_CHECKING:
     from experiments.training.plan import Plan
 
-DEFAULT = "four_way"
-AUTO = "auto"  # in place of overlays: what this machine can hold
-PROGRAM = f"{PYTHON} -m experiments.study"
-JOB = "sbatch launch/alps_fp8.sbatch"
-FOR_A_VERDICT = 3  # seeds
+DEFAULT_STUDY = "four_way"
+AUTO_SIZE = "auto"  # in place of overlays: what this machine can hold
+STUDY_COMMAND = f"{PYTHON} -m experiments.study"
+SLURM_COMMAND = "sbatch launch/alps_fp8.sbatch"
+SEEDS_FOR_VERDICT = 3  # seeds
 
 
-class Study(BaseModel):
+class StudyPlan(BaseModel):
     """A study's YAML."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -87,7 +87,7 @@ class Study(BaseModel):
     overlays: list[str]
     overrides: list[str] = []
 
-    def runs(self) -> list[tuple[str, int]]:
+    def list_runs(self) -> list[tuple[str, int]]:
         """List (recipe, seed), each once, in the order of their runs.
 
         A seed's recipes come one after the other. Recipes rotate from seed to seed: otherwise a
@@ -101,38 +101,50 @@ class Study(BaseModel):
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _command_line().parse(argv)
-    stop = Stop()
+    args = _make_command_line().parse_arguments(argv)
+    stop = StopRequest()
     stop.listen()
-    check_alone()
-    study, out = _resolve(args)
-    plans = _plan(study, args.dry_run)
-    runs = _runs_to_make(study, plans, out)
+    require_single_process()
+    study, out = _resolve_study(args)
+    plans = _prepare_plans(study, args.dry_run)
+    runs = _list_incomplete_runs(study, plans, out)
     if args.dry_run:
         for run in runs:
             work = plans[run.directory.parent.name].description
             print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
-        return COMPLETED
+        return EXIT_COMPLETED
     with lock_folder(out, "study"):
-        write_whole(out / STUDY_FILE, dump(study.model_dump()))
+        write_whole(out / STUDY_FILE, dump_yaml(study.model_dump()))
         run_all(runs, stop)
-        codes = {run.code for run in runs} - {COMPLETED}
+        codes = {run.exit_code for run in runs} - {EXIT_COMPLETED}
         steps = min(plan.config.training.steps for plan in plans.values())
-        reported = COMPLETED if codes and stop.code else _report(study, steps, out, args.verbose)
+        reported = (
+            EXIT_COMPLETED
+            if codes and stop.exit_code
+            else _report_study(study, steps, out, args.verbose)
+        )
     if not codes:
         return reported
     print(f"Not all runs completed; to resume them: {choose_command()} {quote(str(out))}")
-    return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), FAILED)
+    return next(
+        (code for code in (EXIT_STOPPED, EXIT_RESUME) if code in (stop.exit_code, *codes)),
+        EXIT_FAILED,
+    )
 
 
-def _command_line() -> CommandLine:
+def _make_command_line() -> CommandLine:
     parser = CommandLine("experiments.study", __doc__, takes_keys=True)
     add = parser.add_argument
     add(
         "names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's folder"
     )
     parser.add_overlays()
-    add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
+    add(
+        "--seeds",
+        type=parse_seeds,
+        metavar="N",
+        help="how many, from 0; or a list of them, as 0,1,2",
+    )
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="check recipes and data; list what would run")
     add("--verbose", action="store_true", help="print what the answer rests on too")
@@ -142,7 +154,7 @@ def _command_line() -> CommandLine:
 # ---- resolve ----
 
 
-def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
+def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path]:
     """Make the study of the command line, or read the one to go on with; name its folder.
 
     If the folder has the study already, seeds of the command line are added to the study's. Raises
@@ -151,11 +163,11 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     # os.path, which takes names of any length: an override may have more than 255 characters
     if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
         overrides, out = args.names[1:], args.out or Path(args.names[0])
-        study = read(Path(args.names[0], STUDY_FILE))
+        study = read_study(Path(args.names[0], STUDY_FILE))
     else:
         overrides = [name for name in args.names if "=" in name]
-        names = [name for name in args.names if "=" not in name] or [DEFAULT]
-        study, out = load(names), args.out or dated_folder(names[0])
+        names = [name for name in args.names if "=" not in name] or [DEFAULT_STUDY]
+        study, out = load_study(names), args.out or dated_folder(names[0])
     check_folder(out, "study", STUDY_FILE)
     for override in overrides:
         seed = read_override(override).get("debug.seed")
@@ -164,7 +176,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
-    if study.overlays == [AUTO]:
+    if study.overlays == [AUTO_SIZE]:
         # torch: seconds, not for a wrong name
         from experiments.training.machine import check_driver
         from experiments.training.sizes import choose_size
@@ -174,7 +186,7 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
         study.overlays, why = choose_size([*names], study.overrides)
         print(f"Size: {why}; --overlay chooses another.")
     if (out / STUDY_FILE).exists():
-        started = read(out / STUDY_FILE)
+        started = read_study(out / STUDY_FILE)
         started.seeds = study.seeds = [*dict.fromkeys(started.seeds + study.seeds)]
         if started != study:
             raise InputError(
@@ -184,47 +196,47 @@ def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
     return study, out
 
 
-def load(names: list[str]) -> Study:
+def load_study(names: list[str]) -> StudyPlan:
     """Read the study of this name, or make a study of these recipes.
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known, there = yaml_files(recipes.RECIPES), yaml_files(recipes.STUDIES)
-    kind = f"recipe in {recipes.RECIPES.name}/, study, or folder with a {STUDY_FILE}"
+    known, there = list_yaml_files(recipes.RECIPES_FOLDER), list_yaml_files(recipes.STUDIES_FOLDER)
+    kind = f"recipe in {recipes.RECIPES_FOLDER.name}/, study, or folder with a {STUDY_FILE}"
     if len(names) > 1:
         kind, there = "recipe, and a study cannot be combined", {}
     if names[0] in there:
-        return read(there[names[0]])
+        return read_study(there[names[0]])
     for name in names:
         if name not in there | known:
             check_mark(Path(name), "study", STUDY_FILE)
-        find(kind, name, there | known)
+        find_by_name(kind, name, there | known)
     by_preference = ["baseline", "baseline_compiled", *names]
-    return Study(
+    return StudyPlan(
         description=", ".join(names),
         recipes=names,
         reference=next(name for name in by_preference if name in names),
         seeds=[0],
-        overlays=[AUTO],
+        overlays=[AUTO_SIZE],
     )
 
 
-def read(path: Path, kind: type[Study] = Study) -> Study:
+def read_study(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> StudyPlan:
     """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
     keys = read_file(path)
-    study = validated(kind.model_validate, keys, kind.model_fields)
-    known = yaml_files(recipes.RECIPES)
+    study = validate_layer(plan_class.model_validate, keys, plan_class.model_fields)
+    known = list_yaml_files(recipes.RECIPES_FOLDER)
     for name in study.recipes:  # no paths: each recipe has a folder of its name
-        find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
+        find_by_name("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
     its_own, origin = dict.fromkeys(study.recipes), f"{keys['reference'].origin}: reference: "
-    find("recipe of this study", study.reference, its_own, origin)
+    find_by_name("recipe of this study", study.reference, its_own, origin)
     return study
 
 
 # ---- plan ----
 
 
-def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
+def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "Plan"]:
     """Plan the runs of each recipe, check this machine, and write missing token files.
 
     The token files are written here, so that no run's time holds that. A dry run on a machine
@@ -235,14 +247,14 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     from experiments.training.plan import plan
     from models import device
 
-    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    loaded = recipes.load_recipes(study.recipes, study.overlays, study.overrides)
     plans = {name: plan(recipe) for name, recipe in loaded.items()}
     untried = device.describe_untried_torch()
     if untried:
         print(f"Warning: torch {untried}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
-        caches = compile_folders()
+        caches = list_compile_folders()
         for planned in plans.values():
             check_units(planned, caches)
     for name, planned in plans.items():
@@ -251,17 +263,19 @@ def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
     return plans
 
 
-def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job]:
+def _list_incomplete_runs(
+    study: StudyPlan, plans: dict[str, "Plan"], out: Path
+) -> list[RunProcess]:
     """List the runs still to make, and print their number and the folders of complete runs.
 
     Raises `InputError` for a folder with a run of another recipe.
     """
     runs = []
-    for name, seed in study.runs():
+    for name, seed in study.list_runs():
         folder, plan = out / name / f"seed{seed}", plans[name]
         recipe = plan.recipe.with_seed(seed)
-        recipes.check_recipe(folder, recipe)
-        if _completed(folder):
+        recipes.require_same_recipe(folder, recipe)
+        if _is_completed(folder):
             lost = [name for name in (RECIPE, METRICS) if not (folder / name).exists()]
             print(f"complete already: {folder}")
             if lost:
@@ -269,12 +283,12 @@ def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job
             continue
         text, steps = recipes.to_yaml(recipe, plan), plan.config.training.steps
         title, before = f"{name} seed {seed}", last_step(folder)
-        runs.append(Job(title, folder, text, steps, plan.world_size, before))
+        runs.append(RunProcess(title, folder, text, steps, plan.world_size, before))
     print(f"Runs to make: {len(runs)}, into {out}")
     return runs
 
 
-def _completed(run: Path) -> bool:
+def _is_completed(run: Path) -> bool:
     try:
         return Manifest.read(run / MANIFEST).status == "completed"
     except RecordError:  # not there; or the run itself says what is wrong with its folder
@@ -284,17 +298,17 @@ def _completed(run: Path) -> bool:
 # ---- report ----
 
 
-def is_job() -> bool:
+def is_slurm_job() -> bool:
     """Look for a job of Slurm. The node it was submitted on may lack the job's Python."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def choose_command() -> str:
     """Choose the command to resume a study: here, or by a job."""
-    return JOB if is_job() else PROGRAM
+    return SLURM_COMMAND if is_slurm_job() else STUDY_COMMAND
 
 
-def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
+def _report_study(study: StudyPlan, steps: int, out: Path, verbose: bool) -> int:
     """Print the answer, write the page, and say what to look at next.
 
     A report that fails costs no run. Returns the exit code.
@@ -307,15 +321,15 @@ def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
         again = f"{PYTHON} -m analysis.report {folder} --html {quote(str(page))}"
-        if is_job():
-            again = f"{JOB} {folder}"
+        if is_slurm_job():
+            again = f"{SLURM_COMMAND} {folder}"
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
             f"that is fixed, {again}"
         )
-        return FAILED
+        return EXIT_FAILED
     notebooks, curves = f"make lab RUNS={folder}", f"{PYTHON} -m tensorboard.main"
-    if is_job():  # nobody sits at this machine
+    if is_slurm_job():  # nobody sits at this machine
         folder = f"runs/{quote(out.name)}"
         source = quote(f"CLUSTER:{out.absolute()}")
         notebooks = f"at home: rsync -a --exclude checkpoint {source} runs/"
@@ -323,10 +337,10 @@ def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
         curves = ".venv/bin/tensorboard"
     print(f"\nPage       {page}\nNotebooks  {notebooks}")
     print(f"Curves     {curves} --logdir {folder}")
-    if len(study.seeds) < FOR_A_VERDICT and steps >= MIN_STEPS:
-        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
-    return COMPLETED
+    if len(study.seeds) < SEEDS_FOR_VERDICT and steps >= MIN_STEPS:
+        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {SEEDS_FOR_VERDICT}")
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

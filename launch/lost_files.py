@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 
 
-def find_lost(packages: Path) -> list[str]:
+def find_missing_files(packages: Path) -> list[str]:
     """List the files of packages' RECORDs not in a site-packages folder.
 
     Compiled files (.pyc) do not count: Python writes them again.
@@ -38,7 +38,7 @@ def find_lost(packages: Path) -> list[str]:
 environment = Path(sys.argv[1])
 lost = []
 for packages in environment.glob("lib/python3*/site-packages"):
-    lost += find_lost(packages)
+    lost += find_missing_files(packages)
 python = environment / "bin/python"
 if lost:
     sys.exit(f"{len(lost)} files of {environment}'s packages are gone, such as {min(lost)}")

@@ -51,7 +51,7 @@ done
 version=$("$python" -c 'from importlib.metadata import version; print(version("torch").split("+")[0])') ||
   die "$python has no torch: run \`make install\`, or name another Python with PYTHON=..."
 # The number of GPUs and the first one's name in models/gpus.py, as runs find them
-ask='from experiments.jobs.command import leave; from experiments.training.machine import print_gpus; leave(print_gpus)'
+ask='from experiments.jobs.command import exit_with; from experiments.training.machine import print_gpus; exit_with(print_gpus)'
 answer=$("$python" -c "$ask") || [ -n "$dry_run" ] || exit 2
 read -r gpus found <<<"${answer:-0 None}"
 [ -n "$dry_run" ] || [ "$gpus" -gt 0 ] || die "no GPU here: --dry-run lists what a machine with GPUs would run"

@@ -13,7 +13,7 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 
 
-def is_there(requirement: Requirement) -> bool:
+def is_installed(requirement: Requirement) -> bool:
     """Look for a fitting version of a requirement.
 
     triton may have come with torch under another name.
@@ -26,7 +26,7 @@ def is_there(requirement: Requirement) -> bool:
 
 file = sys.argv[1]
 lines = [line for line in Path(file).read_text().splitlines() if not line.startswith("#")]
-missing = [line for line in lines if not is_there(Requirement(line))]
+missing = [line for line in lines if not is_installed(Requirement(line))]
 if missing:
     install = f"{sys.executable} -m pip install -r {file}"
     print(f"missing: {', '.join(missing)}; where a package index can be reached: {install}")

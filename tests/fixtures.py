@@ -19,7 +19,7 @@ import torch.distributed as dist
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
 from experiments.corpus.rows import open_data
-from experiments.jobs.command import Stop, code_of
+from experiments.jobs.command import StopRequest, run_command
 from experiments.records.run import METRICS, LogInterval, read_log
 from experiments.run import main
 from experiments.training.attempt import be_alone
@@ -78,7 +78,7 @@ def train(tmp_path, flavors):
         config.job.dump_folder = str(folder)
         be_alone()
         planned = plan(recipe or Recipe("test", "", config))
-        trainer = Trainer(open_data(planned)[0], Stop(), folder)
+        trainer = Trainer(open_data(planned)[0], StopRequest(), folder)
         trainer.begin()
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):
@@ -95,7 +95,7 @@ def run_here(flavors):
     shows no more."""
 
     def run(*arguments) -> int:
-        return code_of(lambda: main([*map(str, arguments)]))
+        return run_command(lambda: main([*map(str, arguments)]))
 
     return run
 
@@ -106,7 +106,7 @@ def fails(capsys):
     code 2."""
 
     def call(main, *arguments) -> str:
-        assert code_of(lambda: main([*map(str, arguments)])) == 2
+        assert run_command(lambda: main([*map(str, arguments)])) == 2
         errors = capsys.readouterr().err
         assert errors.startswith("error: ") and "Traceback" not in errors
         return errors

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from torchtitan.distributed import ParallelDims
 
-from experiments.jobs.command import code_of
+from experiments.jobs.command import run_command
 from experiments.records.run import Proof
 from models.float8 import EMULATED, choose_matmul
 from models.scaling import SCALINGS
@@ -44,7 +44,7 @@ def call(main, *arguments) -> tuple[int, str]:
         contextlib.redirect_stderr(printed),
         patch.dict(os.environ),
     ):
-        code = code_of(lambda: main([*map(str, arguments)]))
+        code = run_command(lambda: main([*map(str, arguments)]))
     return code, printed.getvalue()
 
 

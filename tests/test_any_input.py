@@ -16,7 +16,7 @@ bounded = settings(
     max_examples=60, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-KEYS = [*recipes.flat(Config().to_dict())]
+KEYS = [*recipes.flatten_sections(Config().to_dict())]
 ANY = st.characters(exclude_categories=[])
 OF_OTHER_TYPES = st.sampled_from(["1e3", "yes", "null", "", "12", "a: b # c", "*x", "2001-01-01"])
 TEXT = st.text(ANY, max_size=20) | OF_OTHER_TYPES
@@ -33,9 +33,9 @@ def test_files_of_recipes(tmp_path, keys):
     path = tmp_path / "input.yaml"
     path.write_text(yaml.safe_dump({"description": "x", "base": "baseline"} | keys), "utf-8")
     with contextlib.suppress(InputError):
-        recipe = recipes.load(str(path), ["cpu"])
+        recipe = recipes.load_recipe(str(path), ["cpu"])
         path.write_text(recipes.to_yaml(recipe), encoding="utf-8")
-        assert recipes.load(str(path)) == recipe
+        assert recipes.load_recipe(str(path)) == recipe
 
 
 @bounded
@@ -46,12 +46,14 @@ def test_files_of_recipes(tmp_path, keys):
 )
 def test_keys_of_the_command_line(override):
     with contextlib.suppress(InputError):
-        recipes.load("baseline", ["cpu"], [override])
+        recipes.load_recipe("baseline", ["cpu"], [override])
 
 
 @bounded
-@given(study=st.fixed_dictionaries({}, optional=dict.fromkeys(studies.Study.model_fields, VALUES)))
+@given(
+    study=st.fixed_dictionaries({}, optional=dict.fromkeys(studies.StudyPlan.model_fields, VALUES))
+)
 def test_studies(tmp_path, study):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     with contextlib.suppress(InputError):
-        assert studies.read(tmp_path / "study.yaml").runs()
+        assert studies.read_study(tmp_path / "study.yaml").list_runs()

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import pytest
 
-from experiments.config.yaml_with_origins import LISTED
+from experiments.config.yaml_with_origins import LIST_COMMAND
 from models import device
 from models.architectures import list_architectures
 from models.errors import PYTHON
@@ -50,7 +50,7 @@ def said(case: str) -> str:
     message = re.sub(r"of [\d.]+ GiB", "of N GiB", message)
     message = message.replace(PYTHON, ".venv/bin/python")
     # few recipes are left without extensions, and so all are named
-    listed = LISTED.replace(PYTHON, ".venv/bin/python")
+    listed = LIST_COMMAND.replace(PYTHON, ".venv/bin/python")
     message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", listed, message)
     # a library's words
     message = re.sub(r"\((\w+Invalid|HF\w+|Exception): .*?\)(?=:)", r"(\1)", message)

@@ -5,8 +5,8 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor, nn
 
-from experiments.corpus.rows import Loader, open_data
-from experiments.jobs.command import Stop
+from experiments.corpus.rows import BatchLoader, open_data
+from experiments.jobs.command import StopRequest
 from experiments.training.attempt import be_alone
 from experiments.training.plan import Plan
 from experiments.training.trainer import Trainer
@@ -23,10 +23,10 @@ def train_model(plan: Plan) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]
     be_alone()
     with TemporaryDirectory() as folder:
         config.job.dump_folder = folder
-        trainer = Trainer(plan, Stop())
+        trainer = Trainer(plan, StopRequest())
         trainer.train()
         trainer.close()
     config.debug.seed += 1  # another seed draws other rows
-    loader = Loader(plan.token_file, config)
+    loader = BatchLoader(plan.token_file, config)
     batches = ((inputs["input"], labels) for inputs, labels in loader)
     return trainer.model_parts[0], batches

@@ -19,29 +19,29 @@ from models import device  # noqa: F401  # before torchtitan: see there  # isort
 from torchtitan.config import job_config as titan
 
 from experiments.config.moved_keys import find_move
-from experiments.config.unread import FLOAT8, SCALING, explain_unread_keys
+from experiments.config.unread import FLOAT8_SECTION, SCALING_KEY, explain_unread_keys
 from experiments.config.yaml_with_origins import (
     EXTENSIONS,
-    Keys,
-    flat,
-    refusal,
-    validated,
+    Layer,
+    flatten_sections,
+    make_input_error,
+    validate_layer,
 )
 from experiments.records.run import AtLeast1, Count, Seed, Share, Steps
 from models.scaling import SCALINGS, explain_unfit_tokens
 
-BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.row_scales]
+ROW_SCALINGS = [name for name, scaling in SCALINGS.items() if scaling.row_scales]
 
 AutoOrCount = Literal[-1] | AtLeast1
-Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
+OptionalSize = Annotated[int, Field(ge=1, le=1_000_000)] | None
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[Finite, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[FiniteFloat, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
 
 BPE_END_OF_TEXT = "<|end_of_text|>"  # of the BPE that is trained on the corpus
 
-NOTHING_IN_FP8 = (
-    f"is not read, because without {SCALING} nothing is in FP8: set that, to tensorwise for "
+FP8_IS_OFF = (
+    f"is not read, because without {SCALING_KEY} nothing is in FP8: set that, to tensorwise for "
     "torchtitan's default, or leave this out"
 )
 
@@ -51,13 +51,13 @@ LIMITS = {
     "profiling.profiler_warmup": Count,
     "metrics.log_freq": AtLeast1,
     "optimizer.name": Literal["AdamW"],
-    "optimizer.lr": NotNegative,
+    "optimizer.lr": NonNegative,
     "optimizer.beta1": Beta,
     "optimizer.beta2": Beta,
     # With 0, a parameter without a gradient becomes nan; beside a large one, gradients count for
     # nothing
     "optimizer.eps": Annotated[float, Field(gt=0, le=1e-4)],
-    "optimizer.weight_decay": NotNegative,
+    "optimizer.weight_decay": NonNegative,
     "lr_scheduler.warmup_steps": Count,
     "lr_scheduler.total_steps": AtLeast1 | None,
     "lr_scheduler.decay_ratio": Share | None,
@@ -76,84 +76,84 @@ LIMITS = {
     # the compiler; the other two, which generate no code, are for looking for its errors
     "compile.backend": Literal["inductor", "aot_eager", "eager"],
     # how operands are scaled, which turns FP8 on
-    SCALING: Literal[tuple(SCALINGS)] | None,
+    SCALING_KEY: Literal[tuple(SCALINGS)] | None,
 }
 """Values of torchtitan's keys, where they are fewer than torchtitan's."""
 
-NOT_BUILT = "not supported: FSDP shards the model instead; leave it out"
-NOT_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
-IN_FOLDER = "always in the run's folder, which is --out; leave it out"
-UNUSED = "not supported; leave it out"
-LEFT_OUT = {
+USE_FSDP = "not supported: FSDP shards the model instead; leave it out"
+USE_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
+IN_RUN_FOLDER = "always in the run's folder, which is --out; leave it out"
+NOT_SUPPORTED = "not supported; leave it out"
+REFUSED_KEYS = {
     "job.": "not a recipe key: set the folder with --out and the text with `description`",
-    "profiling.save_": IN_FOLDER,
-    "metrics.save_tb_folder": IN_FOLDER,
+    "profiling.save_": IN_RUN_FOLDER,
+    "metrics.save_tb_folder": IN_RUN_FOLDER,
     "model.name": "follows from model.flavor; leave it out",
     "model.converters": "follows from quantize.linear.float8.recipe_name: set that, to tensorwise "
     "for torchtitan's default, and leave this out",
     "model.tokenizer_path": "is model.hf_assets_path",
-    "model.print_after_conversion": UNUSED,
+    "model.print_after_conversion": NOT_SUPPORTED,
     "optimizer.early_step_in_backward": "would leave no gradients to look at; leave it out",
-    "training.enable_cpu_offload": UNUSED,
-    "training.gc_debug": UNUSED,
+    "training.enable_cpu_offload": NOT_SUPPORTED,
+    "training.gc_debug": NOT_SUPPORTED,
     "parallelism.tensor_": "compiled, its backward pass fails in torch 2.13, with "
     "and without FP8; leave it out: FSDP shards the model instead",
-    "parallelism.pipeline_": NOT_BUILT,
-    "parallelism.context_": NOT_BUILT,
-    "parallelism.expert_": NOT_BUILT,
-    "parallelism.disable_loss_parallel": NOT_BUILT,
-    "parallelism.enable_async_tensor_parallel": NOT_BUILT,
-    "parallelism.module_fqns_per_model_part": NOT_BUILT,
-    "checkpoint.folder": IN_FOLDER,
-    "checkpoint.enable_ft_": UNUSED,
-    "checkpoint.initial_load_in_hf": UNUSED,
-    "checkpoint.last_save_in_hf": UNUSED,
-    "checkpoint.load_": UNUSED,
-    "checkpoint.exclude_from_loading": UNUSED,
-    "checkpoint.create_seed_checkpoint": UNUSED,
+    "parallelism.pipeline_": USE_FSDP,
+    "parallelism.context_": USE_FSDP,
+    "parallelism.expert_": USE_FSDP,
+    "parallelism.disable_loss_parallel": USE_FSDP,
+    "parallelism.enable_async_tensor_parallel": USE_FSDP,
+    "parallelism.module_fqns_per_model_part": USE_FSDP,
+    "checkpoint.folder": IN_RUN_FOLDER,
+    "checkpoint.enable_ft_": NOT_SUPPORTED,
+    "checkpoint.initial_load_in_hf": NOT_SUPPORTED,
+    "checkpoint.last_save_in_hf": NOT_SUPPORTED,
+    "checkpoint.load_": NOT_SUPPORTED,
+    "checkpoint.exclude_from_loading": NOT_SUPPORTED,
+    "checkpoint.create_seed_checkpoint": NOT_SUPPORTED,
     "compile.artifacts_dir": "PyTorch keeps compiled kernels, in $TORCHINDUCTOR_CACHE_DIR; "
     "leave it out",
-    "quantize.linear.mx": NOT_FLOAT8,
-    "quantize.grouped_mm": NOT_FLOAT8,
-    "comm.save_": IN_FOLDER,
-    "comm.mode": UNUSED,
-    "debug.moe_": UNUSED,
-    "memory_estimation": UNUSED,
-    "fault_tolerance": UNUSED,
+    "quantize.linear.mx": USE_FLOAT8,
+    "quantize.grouped_mm": USE_FLOAT8,
+    "comm.save_": IN_RUN_FOLDER,
+    "comm.mode": NOT_SUPPORTED,
+    "debug.moe_": NOT_SUPPORTED,
+    "memory_estimation": NOT_SUPPORTED,
+    "fault_tolerance": NOT_SUPPORTED,
     "experimental": "would run code that the recipe names; leave it out",
-    "validation": UNUSED,
+    "validation": NOT_SUPPORTED,
 }
 """torchtitan's keys that no recipe sets, by how they begin, and what to do instead."""
 
 
-class Sizes:
+class SizeOverrides:
     """Sizes in place of the flavor's; null keeps them."""
 
-    dim: Size = None
+    dim: OptionalSize = None
     """Features of the residual stream."""
 
-    n_layers: Size = None
+    n_layers: OptionalSize = None
     """Transformer blocks."""
 
-    n_heads: Size = None
+    n_heads: OptionalSize = None
     """Heads of queries. A Llama's heads have dim / n_heads features each."""
 
-    n_kv_heads: Size = None
+    n_kv_heads: OptionalSize = None
     """Heads of keys and values, which divide n_heads."""
 
-    head_dim: Size = None
+    head_dim: OptionalSize = None
     """Features of a head; null in a Llama, whose heads have dim / n_heads."""
 
-    hidden_dim: Size = None
+    hidden_dim: OptionalSize = None
     """Width of the SwiGLU layer; a Llama's null is the flavor's rule for dim (8/3 of it, scaled and
     rounded up)."""
 
-    vocab_size: Size = None
+    vocab_size: OptionalSize = None
     """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
 
 
 class Model(titan.Model):
-    sizes: Sizes
+    sizes: SizeOverrides
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
 
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
@@ -231,7 +231,7 @@ class Config(titan.JobConfig):
     data: Data
 
 
-def finish(cls: type, path: str = "") -> type:
+def make_dataclasses(cls: type, path: str = "") -> type:
     """Turn a section's class, and the classes of its sections, into dataclasses.
 
     Every field has a default. With `LIMITS`, torchtitan's `optimizer.lr: float = 8e-4` becomes
@@ -240,7 +240,7 @@ def finish(cls: type, path: str = "") -> type:
     """
     for key in fields(cls.__base__) if is_dataclass(cls.__base__) else ():
         name = f"{path}{key.name}"
-        if name.startswith(tuple(LEFT_OUT)):
+        if name.startswith(tuple(REFUSED_KEYS)):
             cls.__annotations__[key.name] = ClassVar
             setattr(cls, key.name, getattr(cls.__base__(), key.name))
         elif name in LIMITS:
@@ -250,26 +250,28 @@ def finish(cls: type, path: str = "") -> type:
             cls.__annotations__[key.name] = section
     for name, kind in cls.__annotations__.items():
         if getattr(kind, "__module__", "") == __name__:
-            setattr(cls, name, field(default_factory=finish(kind, f"{path}{name}.")))
+            setattr(cls, name, field(default_factory=make_dataclasses(kind, f"{path}{name}.")))
     return dataclass(cls)
 
 
-finish(Config)
+make_dataclasses(Config)
 DEFAULTS = Config()
 
 
 # ---- validate ----
 
 
-def extensions_of(keys: Keys | None = None) -> dict[str, ModuleType]:
+def import_extensions(layer: Layer | None = None) -> dict[str, ModuleType]:
     """Import the extensions whose sections a recipe has; without a recipe, all with a section."""
     there = [path.parent.name for path in EXTENSIONS.glob("*/__init__.py")]
-    entered = [name for name in keys or there if name in there]
+    entered = [name for name in layer or there if name in there]
     modules = {name: importlib.import_module(f"extensions.{name}") for name in entered}
-    return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
+    return {name: module for name, module in modules.items() if hasattr(module, "Section")}
 
 
-def validate(keys: Keys, extensions: dict[str, ModuleType], unread: Sequence[str] = ()) -> Config:
+def validate_recipe(
+    layer: Layer, extensions: dict[str, ModuleType], unread_keys: Sequence[str] = ()
+) -> Config:
     """Validate keys one by one, then together; fill in defaults.
 
     Validates JSON, because in strict Python mode pydantic takes no dict for a dataclass. Raises
@@ -278,30 +280,30 @@ def validate(keys: Keys, extensions: dict[str, ModuleType], unread: Sequence[str
     Args:
         unread: keys of FP8 that are refused where no `recipe_name` turns FP8 on.
     """
-    own = [(name, extension.Keys) for name, extension in extensions.items()]
-    sections = validator(*own)
-    config = validated(
-        lambda data: sections.validate_json(json.dumps(data)), keys, known_keys(), find_replacement
+    own = [(name, extension.Section) for name, extension in extensions.items()]
+    sections = make_validator(*own)
+    config = validate_layer(
+        lambda data: sections.validate_json(json.dumps(data)), layer, list_keys(), find_replacement
     )
-    found = [*contradictions(config), *explain_unread_keys(keys, config)]
+    found = [*find_contradictions(config), *explain_unread_keys(layer, config)]
     if config.quantize.linear.float8.recipe_name is None:
-        found += [(key, NOTHING_IN_FP8) for key in unread]
+        found += [(key, FP8_IS_OFF) for key in unread_keys]
     for extension in extensions.values():
         if hasattr(extension, "contradictions"):
             found += extension.contradictions(config)
     if found:
-        raise refusal(keys, found)
+        raise make_input_error(layer, found)
     return config
 
 
 @cache  # one class for each set of extensions: dataclasses of two classes are never equal
-def validator(*extensions: tuple[str, type]) -> TypeAdapter:
+def make_validator(*extensions: tuple[str, type]) -> TypeAdapter:
     """Make the validator of recipes with these sections of extensions: (name, dataclass) each."""
     sections = [(name, keys, field(default=None)) for name, keys in extensions]
     return TypeAdapter(make_dataclass("WithExtensions", sections, bases=(Config,)))
 
 
-def contradictions(config: Config) -> list[tuple[str, str]]:
+def find_contradictions(config: Config) -> list[tuple[str, str]]:
     """List contradictions between keys: (the key to look at, what to do) each."""
     training, float8 = config.training, config.quantize.linear.float8
     local, whole = training.local_batch_size, training.global_batch_size
@@ -355,15 +357,15 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             unfit_tokens,
         ),
         (
-            float8.enable_fsdp_float8_all_gather and float8.recipe_name in BY_ROWS,
-            f"{FLOAT8}.enable_fsdp_float8_all_gather",
+            float8.enable_fsdp_float8_all_gather and float8.recipe_name in ROW_SCALINGS,
+            f"{FLOAT8_SECTION}.enable_fsdp_float8_all_gather",
             f"needs recipe_name: tensorwise, got {float8.recipe_name}; set it to false",
         ),
         (
             float8.recipe_name
             and float8.precompute_float8_dynamic_scale_for_fsdp
             and not float8.enable_fsdp_float8_all_gather,
-            f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp",
+            f"{FLOAT8_SECTION}.precompute_float8_dynamic_scale_for_fsdp",
             "is not read without enable_fsdp_float8_all_gather: set that to true, or this to false",
         ),
     ]
@@ -380,7 +382,7 @@ def find_replacement(key: str) -> str | None:
         return f"torchtitan has dropped it: {move.note}"
     if move:
         return _describe_move(*move)
-    reasons = [reason for start, reason in LEFT_OUT.items() if key.startswith(start)]
+    reasons = [reason for start, reason in REFUSED_KEYS.items() if key.startswith(start)]
     return reasons[0] if reasons else None
 
 
@@ -390,14 +392,14 @@ def _describe_move(key: str, note: str) -> str | None:
     reason = find_replacement(key)
     if reason:
         return f"{place}, and that is not a key here: {reason}"
-    if any(f"{name}.".startswith(f"{key}.") for name in flat(asdict(DEFAULTS))):
+    if any(f"{name}.".startswith(f"{key}.") for name in flatten_sections(asdict(DEFAULTS))):
         return f"{place}: set that{note and f', {note}'}"
     return None
 
 
-def known_keys() -> Iterator[str]:
+def list_keys() -> Iterator[str]:
     """Name all sections and keys, with the sections of extensions."""
     sections = asdict(DEFAULTS)
-    yield from [*sections, *flat(sections)]
-    for name, extension in extensions_of().items():
-        yield from (f"{name}.{key.name}" for key in fields(extension.Keys))
+    yield from [*sections, *flatten_sections(sections)]
+    for name, extension in import_extensions().items():
+        yield from (f"{name}.{key.name}" for key in fields(extension.Section))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import yaml
 
-TABLE = Path(__file__).with_suffix(".yaml")
+MOVES_FILE = Path(__file__).with_suffix(".yaml")
 
 
 class Move(NamedTuple):
@@ -19,12 +19,12 @@ class Move(NamedTuple):
 @cache
 def read_moves() -> dict[str, Move]:
     """Read the table: all moves by the old key, or by the old section with a dot at its end."""
-    table = yaml.safe_load(TABLE.read_text("utf-8"))
+    table = yaml.safe_load(MOVES_FILE.read_text("utf-8"))
     dropped = {old: Move("", note) for old, note in table["dropped"].items()}
     moved = {}
-    for old, new in table["moved"].items():
-        key, _, note = new.partition(" ")
-        moved[old] = Move(key, note)
+    for old_key, new_key in table["moved"].items():
+        key, _, note = new_key.partition(" ")
+        moved[old_key] = Move(key, note)
     return moved | dropped
 
 
@@ -32,8 +32,8 @@ def find_move(key: str) -> Move | None:
     """Find the move of a key, or of its section; None if there is none."""
     if key in read_moves():
         return read_moves()[key]
-    for old, move in read_moves().items():
-        if old.endswith(".") and f"{key}.".startswith(old):
-            inner = key[len(old) :]
+    for old_key, move in read_moves().items():
+        if old_key.endswith(".") and f"{key}.".startswith(old_key):
+            inner = key[len(old_key) :]
             return move._replace(key=f"{move.key}{inner}".rstrip(".")) if move.key else move
     return None

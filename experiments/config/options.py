@@ -9,19 +9,26 @@ import yaml
 
 from experiments.config.moved_keys import find_move
 
-TABLE = Path(__file__).with_suffix(".yaml")
-WORDS = {"true": "true", "yes": "true", "1": "true", "false": "false", "no": "false", "0": "false"}
+OPTIONS_FILE = Path(__file__).with_suffix(".yaml")
+SWITCH_VALUES = {
+    "true": "true",
+    "yes": "true",
+    "1": "true",
+    "false": "false",
+    "no": "false",
+    "0": "false",
+}
 """Values of switches."""
 
 
 @cache
 def read_options() -> dict[str, str]:
     """Read the table: the key of each option, or key=value of a switch."""
-    table = yaml.safe_load(TABLE.read_text("utf-8"))
+    table = yaml.safe_load(OPTIONS_FILE.read_text("utf-8"))
     return {option: key for key, options in table.items() for option in options}
 
 
-def translate_option(option: str, following: str | None) -> str | None:
+def translate_option(option: str, next_word: str | None) -> str | None:
     """Write an option with its value as `key=value`; None if no key is known for it.
 
     Args:
@@ -30,19 +37,19 @@ def translate_option(option: str, following: str | None) -> str | None:
     """
     name, equals, value = option.lstrip("-").partition("=")
     if not equals:
-        is_value = following and not following.startswith("--") and "=" not in following
-        value = following if is_value else None
+        is_value = next_word and not next_word.startswith("--") and "=" not in next_word
+        value = next_word if is_value else None
     section, dot, last = name.replace("-", "_").rpartition(".")
     is_off = last.startswith("no_")
     last = last.removeprefix("no_")
     if dot:
         return _translate_dotted(f"{section}.{last}", value, is_off)
-    key = _find_key(last.replace("_", "-"))
+    key = _find_option_key(last.replace("_", "-"))
     if not key:
         return None
     key, equals, default = key.partition("=")
     if equals:  # a switch: the following word may be a recipe's name
-        on = "false" if is_off else WORDS.get((value or "").lower(), "true")
+        on = "false" if is_off else SWITCH_VALUES.get((value or "").lower(), "true")
         if on == "false" and default != "true":
             return None
         return f"{key}={default if on == 'true' else 'false'}"
@@ -62,7 +69,7 @@ def _write_override(key: str, value: str | None, is_off: bool) -> str:
     if is_off:
         value = "false"
     elif _is_switch(key):  # the following word may be a recipe's name
-        value = WORDS.get((value or "").lower(), "true")
+        value = SWITCH_VALUES.get((value or "").lower(), "true")
     return f"{key}=…" if value is None else quote(f"{key}={value}")
 
 
@@ -72,15 +79,15 @@ def _is_switch(key: str) -> bool:
     return last.startswith(("enable", "disable")) or last in ("compile", "deterministic")
 
 
-def _find_key(name: str) -> str | None:
+def _find_option_key(name: str) -> str | None:
     """Find the key of an option by the table, by the names of keys, or by similar options."""
     table = read_options()
     if name in table:
         return table[name]
-    from experiments.config.keys import known_keys  # torch: seconds
+    from experiments.config.keys import list_keys  # torch: seconds
 
     last = f".{name.replace('-', '_')}"
-    near = [key for key in known_keys() if key.endswith(last)]
+    near = [key for key in list_keys() if key.endswith(last)]
     if near:
         return near[0]
     similar = difflib.get_close_matches(name, table, 1, cutoff=0.8)

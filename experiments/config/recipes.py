@@ -8,7 +8,7 @@ replaces. What the layers add up to is validated, and then checked for contradic
 reported with its origin.
 
 A section that is a folder of `extensions/` brings that extension in: its package has the section's
-keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
+keys (`Section`), and functions in place of the core's (`Recipe.find_hook`).
 """
 
 import hashlib
@@ -26,16 +26,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config.yaml_with_origins import (
     ROOT,
-    Given,
-    Keys,
-    dump,
-    find,
-    flat,
+    Layer,
+    Setting,
+    dump_yaml,
+    find_by_name,
+    flatten_sections,
+    list_yaml_files,
     merge_layers,
     read_file,
     read_override,
-    validated,
-    yaml_files,
+    validate_layer,
 )
 from experiments.records.run import RECIPE, check_layout
 from models.errors import InputError
@@ -43,19 +43,19 @@ from models.errors import InputError
 if TYPE_CHECKING:
     from experiments.config.keys import Config
 
-RECIPES = ROOT / "recipes"
-OVERLAYS = RECIPES / "overlays"
-STUDIES = RECIPES / "studies"
+RECIPES_FOLDER = ROOT / "recipes"
+OVERLAYS_FOLDER = RECIPES_FOLDER / "overlays"
+STUDIES_FOLDER = RECIPES_FOLDER / "studies"
 # Functions of extensions in place of the core's, of which a recipe may have one
-REPLACED = (
+SINGLE_HOOKS = (
     "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
     "own_rows", "parallelize", "processes", "run", "shards", "start",
 )  # fmt: skip
-CHECKPOINTS = "checkpoint.enable"
-THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
+CHECKPOINT_KEY = "checkpoint.enable"
+FOUR_RECIPES = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
-class Resolved(BaseModel):
+class Provenance(BaseModel):
     """The section `resolved` of a resolved file: what the recipe was made of, and, in a run's
     folder, what experiments/training/plan.py worked out of it. base.yaml has no `base`."""
 
@@ -77,11 +77,11 @@ class Recipe:
     description: str
     config: "Config"
     extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
-    made: Resolved = field(default_factory=Resolved)
+    provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self):
         """Refuse two extensions in place of one function of the core. Raises `InputError`."""
-        for name in REPLACED:
+        for name in SINGLE_HOOKS:
             theirs = [each for each, module in self.extensions.items() if hasattr(module, name)]
             if len(theirs) > 1:
                 raise InputError(
@@ -89,12 +89,12 @@ class Recipe:
                     "leave out one of these sections"
                 )
 
-    def hook(self, name: str, default: Callable | None = None) -> Callable | None:
+    def find_hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
-        assert name in REPLACED
-        return next(iter(self.hooks(name)), default)
+        assert name in SINGLE_HOOKS
+        return next(iter(self.find_hooks(name)), default)
 
-    def hooks(self, name: str) -> list[Callable]:
+    def find_hooks(self, name: str) -> list[Callable]:
         """Return all extensions' functions called `name`: they add to what the core does."""
         return [
             getattr(module, name) for module in self.extensions.values() if hasattr(module, name)
@@ -102,17 +102,20 @@ class Recipe:
 
     def with_seed(self, seed: int) -> "Recipe":
         """Return this recipe with another seed."""
-        config, overrides = deepcopy(self.config), [*self.made.overrides, f"debug.seed={seed}"]
+        config, overrides = (
+            deepcopy(self.config),
+            [*self.provenance.overrides, f"debug.seed={seed}"],
+        )
         config.debug.seed = seed
-        made = self.made.model_copy(update={"overrides": overrides})
-        return replace(self, config=config, made=made)
+        made = self.provenance.model_copy(update={"overrides": overrides})
+        return replace(self, config=config, provenance=made)
 
     @cached_property
     def digest(self) -> str:
         """Digest of a run's keys, without the section `job` and the number of steps."""
         sections = asdict(self.config)
         del sections["job"], sections["training"]["steps"]
-        return digest(json.dumps(sections, sort_keys=True))
+        return hash_text(json.dumps(sections, sort_keys=True))
 
 
 # ---- load ----
@@ -126,14 +129,14 @@ class _Head(BaseModel):
     description: str
     name: str = Field(pattern=r"^\w[\w .+-]*$")  # of a run's folder
     base: str | None = None
-    resolved: Resolved = Resolved()
+    resolved: Provenance = Provenance()
 
 
-def load(
+def load_recipe(
     name: str,
     overlays: Sequence[str] = (),
     overrides: Sequence[str] = (),
-    compared: bool = False,
+    is_compared: bool = False,
 ) -> Recipe:
     """Resolve and validate a recipe.
 
@@ -149,33 +152,46 @@ def load(
             contradict each other.
     """
     is_path = name.endswith(".yaml")
-    path = Path(name).absolute() if is_path else find("recipe", name, yaml_files(RECIPES))
-    head, files = _read(path, RECIPES)
-    of_base = f"{RECIPES.name}/base.yaml:"
+    path = (
+        Path(name).absolute()
+        if is_path
+        else find_by_name("recipe", name, list_yaml_files(RECIPES_FOLDER))
+    )
+    head, files = _read_with_ancestors(path, RECIPES_FOLDER)
+    of_base = f"{RECIPES_FOLDER.name}/base.yaml:"
     own = [layer for layer in files if not layer[""].origin.startswith(of_base)]
-    overlay_files = [find("overlay", overlay, yaml_files(OVERLAYS)) for overlay in overlays]
-    overlay_layers = [merge_layers(_read(file, OVERLAYS)[1]) for file in overlay_files]
+    overlay_files = [
+        find_by_name("overlay", overlay, list_yaml_files(OVERLAYS_FOLDER)) for overlay in overlays
+    ]
+    overlay_layers = [
+        merge_layers(_read_with_ancestors(file, OVERLAYS_FOLDER)[1]) for file in overlay_files
+    ]
     if head.base:
-        _warn_of_overlays(merge_layers(own), dict(zip(overlays, overlay_layers, strict=True)))
+        _warn_of_replaced_values(
+            merge_layers(own), dict(zip(overlays, overlay_layers, strict=True))
+        )
     command_line = merge_layers(map(read_override, overrides))
     keys = merge_layers([*files, *overlay_layers, command_line])
-    from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name
+    from experiments.config.keys import (  # torch: not for a wrong name
+        import_extensions,
+        validate_recipe,
+    )
     from experiments.config.unread import find_unread_keys
 
     before = head.resolved
-    made = Resolved(
+    made = Provenance(
         base=head.base or before.base,
         overlays=[*before.overlays, *overlays],
         overrides=[*before.overrides, *overrides],
         plan=before.plan,
     )
-    extensions = extensions_of(keys)
+    extensions = import_extensions(keys)
     if "resolved" in head.model_fields_set:
         own = []  # the file has all keys of the recipe that it was made of
-    unread = find_unread_keys(own, overlay_layers, command_line, compared)
-    config = validate(keys, extensions, unread)
+    unread = find_unread_keys(own, overlay_layers, command_line, is_compared)
+    config = validate_recipe(keys, extensions, unread)
     by_user = command_line if before.overlay_checkpoints else merge_layers([*files, command_line])
-    is_asked = CHECKPOINTS in by_user and by_user[CHECKPOINTS].value
+    is_asked = CHECKPOINT_KEY in by_user and by_user[CHECKPOINT_KEY].value
     made.overlay_checkpoints = config.checkpoint.enable and not is_asked
     config.job.description = head.description
     recipe = Recipe(head.name, head.description, config, extensions, made)
@@ -184,7 +200,7 @@ def load(
     return recipe
 
 
-def load_compared(
+def load_recipes(
     names: Iterable[str], overlays: Sequence[str], overrides: Sequence[str]
 ) -> dict[str, Recipe]:
     """Resolve recipes for a comparison, by name. A key of FP8 must be read by one of them.
@@ -192,13 +208,13 @@ def load_compared(
     Raises as `load`.
     """
     names = [*names]
-    loaded = {name: load(name, overlays, overrides, compared=True) for name in names}
+    loaded = {name: load_recipe(name, overlays, overrides, is_compared=True) for name in names}
     if any(recipe.config.quantize.linear.float8.recipe_name for recipe in loaded.values()):
         return loaded
-    return {name: load(name, overlays, overrides) for name in names}
+    return {name: load_recipe(name, overlays, overrides) for name in names}
 
 
-def _warn_of_overlays(own: Keys, overlays: dict[str, Keys]) -> None:
+def _warn_of_replaced_values(own: Layer, overlays: dict[str, Layer]) -> None:
     """Warn where overlays replace values of the own files of a recipe."""
     for overlay, layer in overlays.items():
         for key in own.keys() & layer.keys():
@@ -209,23 +225,26 @@ def _warn_of_overlays(own: Keys, overlays: dict[str, Keys]) -> None:
                 )
 
 
-def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, list[Keys]]:
+def _read_with_ancestors(path: Path, folder: Path, *below: Path) -> tuple[_Head, list[Layer]]:
     """Read a recipe or overlay and its ancestors in `folder`.
 
     Returns its head, and the keys of each file, its own last. `below`: the files that led here;
     none of them can be an ancestor.
     """
     keys = read_file(path)
-    stem = Given(path.stem, keys[""].origin)
-    head = validated(_Head.model_validate, {"name": stem} | keys)
+    stem = Setting(path.stem, keys[""].origin)
+    head = validate_layer(_Head.model_validate, {"name": stem} | keys)
     of_head = _Head.model_fields.keys()
     own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
     if head.base is None:
         return head, [own]
     family = [*below, path]
-    others = {name: other for name, other in yaml_files(folder).items() if other not in family}
+    others = {name: other for name, other in list_yaml_files(folder).items() if other not in family}
     kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
-    return head, [*_read(find(kind, head.base, others, origin), folder, *family)[1], own]
+    return head, [
+        *_read_with_ancestors(find_by_name(kind, head.base, others, origin), folder, *family)[1],
+        own,
+    ]
 
 
 # ---- what a recipe says ----
@@ -236,7 +255,7 @@ def to_yaml(recipe: Recipe, plan=None) -> str:
     plan worked out. It loads by path to an equal recipe."""
     sections = asdict(recipe.config)
     del sections["job"]
-    resolved = recipe.made.model_dump()
+    resolved = recipe.provenance.model_dump()
     if plan:
         resolved["plan"] = {
             "recipe": recipe.digest,
@@ -244,31 +263,31 @@ def to_yaml(recipe: Recipe, plan=None) -> str:
             "fp8_layers": sorted(plan.fp8.layers),
             "fp8_flops_per_token": plan.fp8.flops_per_token,
         }
-    return dump(
+    return dump_yaml(
         {"name": recipe.name, "description": recipe.description, **sections, "resolved": resolved}
     )
 
 
-def check_recipe(folder: Path, recipe: Recipe) -> None:
+def require_same_recipe(folder: Path, recipe: Recipe) -> None:
     """Refuse a folder with the recipe.yaml of another recipe; its number of steps may differ.
 
     Raises `InputError`.
     """
     file = folder / RECIPE
     check_layout(folder)
-    if file.exists() and load(str(file)).digest != recipe.digest:
+    if file.exists() and load_recipe(str(file)).digest != recipe.digest:
         raise InputError(
             f"{folder} holds a run of another recipe: give the same name, overlays, seed and keys "
             "to go on with it, or choose another --out"
         )
 
 
-def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
+def list_changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
     """List (key.path, value before, value after) of the changed keys."""
-    old, new = flat(asdict(before)), flat(asdict(after))
+    old, new = flatten_sections(asdict(before)), flatten_sections(asdict(after))
     return [(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
 
 
-def digest(text: str) -> str:
+def hash_text(text: str) -> str:
     """Hash a text to 8 hex digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]

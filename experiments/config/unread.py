@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
-from experiments.config.yaml_with_origins import ORIGIN_OF_COMMAND_LINE, Keys
+from experiments.config.yaml_with_origins import ORIGIN_OF_COMMAND_LINE, Layer
 
-FLOAT8 = "quantize.linear.float8"
-SCALING = f"{FLOAT8}.recipe_name"  # turns FP8 on
+FLOAT8_SECTION = "quantize.linear.float8"
+SCALING_KEY = f"{FLOAT8_SECTION}.recipe_name"  # turns FP8 on
 ORIGIN_OF_BASE = "recipes/base.yaml:"
 
 
@@ -45,7 +45,7 @@ CONDITIONS = [
 ]
 
 
-def explain_unread_keys(keys: Keys, config: Any) -> Iterator[tuple[str, str]]:
+def explain_unread_keys(keys: Layer, config: Any) -> Iterator[tuple[str, str]]:
     """Yield the keys that their switches leave without effect: (key, what to do) each.
 
     Where somebody has turned a switch off, the keys may stay.
@@ -65,7 +65,7 @@ def explain_unread_keys(keys: Keys, config: Any) -> Iterator[tuple[str, str]]:
                 )
 
 
-def _is_settled(keys: Keys, key: str, switch: str) -> bool:
+def _is_settled(keys: Layer, key: str, switch: str) -> bool:
     """Tell if the origins of a key and of its switch show that both are meant."""
     origin = keys[key].origin
     origin_of_switch = keys[switch].origin if switch in keys else ORIGIN_OF_BASE
@@ -75,7 +75,7 @@ def _is_settled(keys: Keys, key: str, switch: str) -> bool:
 
 
 def find_unread_keys(
-    files: Sequence[Keys], overlays: Sequence[Keys], overrides: Keys, compared: bool
+    files: Sequence[Layer], overlays: Sequence[Layer], overrides: Layer, is_compared: bool
 ) -> list[str]:
     """List the keys of FP8 in the layers of a recipe, except the scaling itself.
 
@@ -90,33 +90,36 @@ def find_unread_keys(
         compared: True if other recipes have the same overlays and overrides. Then those are left
             out.
     """
-    shared = [overlay for overlay in overlays if compared or _has_other_keys(overlay)]
-    if compared:
+    shared = [overlay for overlay in overlays if is_compared or _has_keys_outside_float8(overlay)]
+    if is_compared:
         shared.append(overrides)
     layers = [*files, *overlays, overrides]
-    layers = [_remove_float8(layer) if layer in shared else layer for layer in layers]
-    while any(SCALING in layer for layer in layers[1:]):
+    layers = [_remove_float8_keys(layer) if layer in shared else layer for layer in layers]
+    while any(SCALING_KEY in layer for layer in layers[1:]):
         layers.pop(0)
     found = []
     for layer in layers:
-        inner = [key for key in layer if key.startswith(f"{FLOAT8}.") and key != SCALING]
-        if not inner and FLOAT8 in layer and SCALING not in layer:
-            inner = [FLOAT8]  # an empty section
+        inner = [
+            key for key in layer if key.startswith(f"{FLOAT8_SECTION}.") and key != SCALING_KEY
+        ]
+        if not inner and FLOAT8_SECTION in layer and SCALING_KEY not in layer:
+            inner = [FLOAT8_SECTION]  # an empty section
         found += inner
     return [*dict.fromkeys(found)]
 
 
-def _remove_float8(layer: Keys) -> Keys:
+def _remove_float8_keys(layer: Layer) -> Layer:
     """Leave out the keys of FP8, except for the scaling."""
     return {
         key: given
         for key, given in layer.items()
-        if key == SCALING or not f"{key}.".startswith(f"{FLOAT8}.")
+        if key == SCALING_KEY or not f"{key}.".startswith(f"{FLOAT8_SECTION}.")
     }
 
 
-def _has_other_keys(layer: Keys) -> bool:
+def _has_keys_outside_float8(layer: Layer) -> bool:
     """Tell if a layer sets keys outside the section of FP8."""
     return any(
-        given.value != {} and not f"{key}.".startswith(f"{FLOAT8}.") for key, given in layer.items()
+        given.value != {} and not f"{key}.".startswith(f"{FLOAT8_SECTION}.")
+        for key, given in layer.items()
     )

@@ -18,14 +18,14 @@ from models.errors import PYTHON, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
-FEW = 16
+MAX_LISTED_NAMES = 16
 # How keys end whose values the command line takes letter by letter
-LITERAL = ("_path", "_dir", "data.text_column", "data.end_of_text")
+LITERAL_KEY_ENDINGS = ("_path", "_dir", "data.text_column", "data.end_of_text")
 ORIGIN_OF_COMMAND_LINE = "command line: "
-LISTED = f"`{PYTHON} -m experiments.recipe list --all` has all"
+LIST_COMMAND = f"`{PYTHON} -m experiments.recipe list --all` has all"
 
 
-class Given(NamedTuple):
+class Setting(NamedTuple):
     """A key's value, and its origin, as `recipes/base.yaml:12`; a section's value is {}."""
 
     value: object
@@ -33,44 +33,44 @@ class Given(NamedTuple):
     node: yaml.Node | None = None  # the text of the value, as it was written
 
 
-Keys = dict[str, Given]
+Layer = dict[str, Setting]
 """Keys by `key.path`, each section before what is in it; "" is the whole."""
 
 
 # ---- find ----
 
 
-def yaml_files(folder: Path) -> dict[str, Path]:
+def list_yaml_files(folder: Path) -> dict[str, Path]:
     """List YAML files by name: a folder's, then the extensions', e.g. of extensions/*/recipes/."""
     own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
     return {path.stem: path for path in [*sorted(own), *sorted(others)]}
 
 
-def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
+def find_by_name(kind: str, name: str, choices: dict[str, Any], origin: str = "") -> Any:
     """Look up a name in `known`.
 
     Raises `InputError` with the nearest names, and with all of them if they are few. The message
     begins with `origin`; `kind` says what should have the name.
     """
-    if name in known:
-        return known[name]
-    others = f"choose {', '.join(known)}" if len(known) < FEW else LISTED
-    raise InputError(f"{origin}`{name}` is no {kind} ({others}){did_you_mean(name, known)}")
+    if name in choices:
+        return choices[name]
+    others = f"choose {', '.join(choices)}" if len(choices) < MAX_LISTED_NAMES else LIST_COMMAND
+    raise InputError(f"{origin}`{name}` is no {kind} ({others}){suggest_names(name, choices)}")
 
 
 # ---- read and write ----
 
-MOST_BYTES = 200_000  # of a file: a resolved recipe has 3,000
-MOST_VALUES = 50_000  # of a file, each alias counted as what it stands for
-DEEPEST = 40  # section in a section
-_TAGS = "tag:yaml.org,2002:"  # before the name of each of YAML's types
+MAX_FILE_BYTES = 200_000  # of a file: a resolved recipe has 3,000
+MAX_VALUES = 50_000  # of a file, each alias counted as what it stands for
+MAX_DEPTH = 40  # section in a section
+_TAG_PREFIX = "tag:yaml.org,2002:"  # before the name of each of YAML's types
 
 
 class _Loader(yaml.SafeLoader):
     """Reads `3e-4` as a number, and `2026-11-22` as a text."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAGS}timestamp"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG_PREFIX}timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -81,24 +81,24 @@ class _Dumper(yaml.SafeDumper):
 
 for _class in (_Loader, _Dumper):
     _exponent = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    _class.add_implicit_resolver(f"{_TAGS}float", _exponent, list("-+.0123456789"))
+    _class.add_implicit_resolver(f"{_TAG_PREFIX}float", _exponent, list("-+.0123456789"))
 
 
-def read_file(path: Path) -> Keys:
+def read_file(path: Path) -> Layer:
     """Read a file. Raises `InputError`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_BYTES + 1)
+            text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name}: cannot be read: {error}") from error
-    keys = _parse(text, "", lambda line: f"{name}:{line}")
+    keys = _parse_layer(text, "", lambda line: f"{name}:{line}")
     if keys[""].value:
         raise InputError(f"{name}:1: expected keys with their values")
     return keys
 
 
-def read_override(override: str) -> Keys:
+def read_override(override: str) -> Layer:
     """Read `key.path=value` from the command line. Raises `InputError`.
 
     The value is YAML. Names of files, columns and tokens are taken as they stand, unless they are
@@ -108,12 +108,16 @@ def read_override(override: str) -> Keys:
     path, equals, text = override.partition("=")
     if not equals or not all(path.split(".")):
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
-    if path.endswith(LITERAL) and not text.startswith(('"', "'")) and text not in ("", "null"):
+    if (
+        path.endswith(LITERAL_KEY_ENDINGS)
+        and not text.startswith(('"', "'"))
+        and text not in ("", "null")
+    ):
         text = json.dumps(text, ensure_ascii=False)
-    return _parse(text, path, lambda line: origin)
+    return _parse_layer(text, path, lambda line: origin)
 
 
-def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
+def _parse_layer(text: str, path: str, origin_of: Callable[[int], str]) -> Layer:
     """Read a YAML document as the value of the key `path`; its lines count from 1.
 
     Raises `InputError` for the first fault.
@@ -124,7 +128,7 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
         origin = origin_of(line)
         # a.b.c: a, a.b, a.b.c
         for section in itertools.accumulate(path.split("."), "{}.{}".format):
-            keys.setdefault(section, Given({}, origin))
+            keys.setdefault(section, Setting({}, origin))
         if isinstance(node, yaml.MappingNode):
             for name, below in node.value:
                 key = f"{path}.{name.value}".lstrip(".")
@@ -132,12 +136,12 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
                     raise ValueError(f"{key} stands here twice")
                 take(below, key, name.start_mark.line + 1)
         else:
-            keys[path] = Given(loader.construct_object(node, deep=True), origin, node)
+            keys[path] = Setting(loader.construct_object(node, deep=True), origin, node)
             json.dumps(keys[path].value)  # which is how pydantic takes it
 
     try:
-        loader, node = _compose(text, _Loader)
-        take(node or yaml.ScalarNode(f"{_TAGS}null", ""), path, 1)
+        loader, node = _compose_nodes(text, _Loader)
+        take(node or yaml.ScalarNode(f"{_TAG_PREFIX}null", ""), path, 1)
     except Exception as error:  # PyYAML raises what int() and float() do, and others
         mark = getattr(error, "problem_mark", None)
         last = next(reversed(keys.values())).origin if keys else origin_of(1)
@@ -148,17 +152,17 @@ def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
     return keys
 
 
-def _compose(text: str | bytes, kind: type) -> tuple[Any, yaml.Node | None]:
+def _compose_nodes(text: str | bytes, loader_class: type) -> tuple[Any, yaml.Node | None]:
     """Read a YAML document of bounded size into nodes; return its loader and the first node.
 
     Raises ValueError and YAMLError.
     """
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"the text is longer than {MOST_BYTES:,} bytes")
-    loader = kind(text)
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"the text is longer than {MAX_FILE_BYTES:,} bytes")
+    loader = loader_class(text)
     node = loader.get_single_node()
-    if node and _count_values(node, {}) > MOST_VALUES:
-        raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    if node and _count_values(node, {}) > MAX_VALUES:
+        raise ValueError(f"its aliases stand for more than {MAX_VALUES:,} values")
     return loader, node
 
 
@@ -167,8 +171,8 @@ def _count_values(node: yaml.Node, counts: dict[int, int], depth: int = 0) -> in
 
     `counts` has the nodes that were counted, and 0 for those around this one. Raises ValueError.
     """
-    if depth > DEEPEST:
-        raise ValueError(f"sections are nested more than {DEEPEST} deep")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"sections are nested more than {MAX_DEPTH} deep")
     if counts.get(id(node)) == 0:
         raise ValueError("an alias stands for what it is in")
     if id(node) not in counts:
@@ -185,19 +189,21 @@ def load_sections(content: bytes) -> dict[str, Any]:
 
     Raises ValueError and YAMLError.
     """
-    loader, node = _compose(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader, node = _compose_nodes(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     sections = loader.construct_document(node) if node else None
-    if not isinstance(sections, dict) or not _is_plain(sections):
+    if not isinstance(sections, dict) or not _is_plain_value(sections):
         raise ValueError("not sections of numbers, texts and lists")
     return sections
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain_value(value: object) -> bool:
     """Tell numbers, texts, and lists and sections of them from other values."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+        return all(isinstance(key, str) for key in value) and all(
+            map(_is_plain_value, value.values())
+        )
     if isinstance(value, list):
-        return all(map(_is_plain, value))
+        return all(map(_is_plain_value, value))
     if isinstance(value, int):
         return abs(value) < 2**63
     if isinstance(value, str):
@@ -205,7 +211,7 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, float)
 
 
-def dump(data: dict) -> str:
+def dump_yaml(data: dict) -> str:
     """Write YAML text, keys in the order given; `read_file` reads the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
@@ -213,7 +219,7 @@ def dump(data: dict) -> str:
 # ---- sections ----
 
 
-def merge_layers(layers: Iterable[Keys]) -> Keys:
+def merge_layers(layers: Iterable[Layer]) -> Layer:
     """Put layers of keys upon one another; later ones win."""
     keys = {}
     for layer in layers:
@@ -221,13 +227,13 @@ def merge_layers(layers: Iterable[Keys]) -> Keys:
     return keys
 
 
-def nested(keys: Keys) -> dict:
+def nest_sections(layer: Layer) -> dict:
     """Put keys into their sections.
 
     Where a layer has a value in a section's place, the section's keys in other layers are left out.
     """
     sections = {"": {}}
-    for path, (value, *_) in keys.items():
+    for path, (value, *_) in layer.items():
         section, _, name = path.rpartition(".")
         if path and section in sections:
             if value == {}:
@@ -236,12 +242,12 @@ def nested(keys: Keys) -> dict:
     return sections[""]
 
 
-def flat(sections: dict, prefix: str = "") -> dict[str, object]:
+def flatten_sections(sections: dict, prefix: str = "") -> dict[str, object]:
     """Flatten sections into {key.path: value}."""
     found = {}
     for key, value in sections.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
+            found |= flatten_sections(value, f"{prefix}{key}.")
         else:
             found[prefix + key] = value
     return found
@@ -250,17 +256,17 @@ def flat(sections: dict, prefix: str = "") -> dict[str, object]:
 # ---- say what is wrong ----
 
 
-def refusal(keys: Keys, found: Iterable[tuple[str, str]]) -> InputError:
+def make_input_error(layer: Layer, reasons: Iterable[tuple[str, str]]) -> InputError:
     """Make an error with a line for each wrong key: where it was written, and what to do."""
-    lines = [f"{keys.get(key, keys['']).origin}: {key}: {sentence}" for key, sentence in found]
+    lines = [f"{layer.get(key, layer['']).origin}: {key}: {sentence}" for key, sentence in reasons]
     return InputError("\n".join(lines))
 
 
-def validated(
+def validate_layer(
     check: Callable[[dict], Any],
-    keys: Keys,
-    known: Iterable[str] = (),
-    instead: Callable[[str], str | None] = lambda key: None,
+    layer: Layer,
+    known_keys: Iterable[str] = (),
+    find_replacement: Callable[[str], str | None] = lambda key: None,
 ) -> Any:
     """Validate keys, in their sections, with pydantic's `check`; return the result.
 
@@ -272,43 +278,45 @@ def validated(
         instead: what to do instead of a key, if that is known.
     """
     try:
-        return check(nested(keys))
+        return check(nest_sections(layer))
     except ValidationError as error:
-        texts = _restore_texts(keys, error.errors(include_url=False))
+        texts = _restore_texts(layer, error.errors(include_url=False))
     try:
-        return check(nested(texts))
+        return check(nest_sections(texts))
     except ValidationError as error:
         refused = error.errors(include_url=False)
     by_key: dict[str, list[dict]] = {}
     for detail in refused:
-        key, _ = _locate_error(detail, keys)
+        key, _ = _locate_error(detail, layer)
         by_key.setdefault(key, []).append(detail)
-    known = [*known]
+    known_keys = [*known_keys]
     found = {}
     for key, details in by_key.items():
-        inner = [name for name in keys if name.startswith(f"{key}.") and keys[name].value != {}]
-        moved = {name: instead(name) for name in inner if instead(name)}
-        found |= moved or {key: instead(key) or _sentence(key, details, known, inner)}
-    raise refusal(keys, found.items())
+        inner = [name for name in layer if name.startswith(f"{key}.") and layer[name].value != {}]
+        moved = {name: find_replacement(name) for name in inner if find_replacement(name)}
+        found |= moved or {
+            key: find_replacement(key) or _describe_errors(key, details, known_keys, inner)
+        }
+    raise make_input_error(layer, found.items())
 
 
-def _locate_error(detail: dict, keys: Keys) -> tuple[str, tuple]:
+def _locate_error(detail: dict, layer: Layer) -> tuple[str, tuple]:
     """Split the place of one of pydantic's errors into a key, and the place in the key's value: the
     indices of lists, and the members of unions."""
     place, length = detail["loc"], len(detail["loc"])
-    while length > 1 and ".".join(map(str, place[:length])) not in keys:
+    while length > 1 and ".".join(map(str, place[:length])) not in layer:
         if detail["type"] == "missing":
             break
         length -= 1
     return ".".join(map(str, place[:length])), place[length:]
 
 
-def _restore_texts(keys: Keys, refused: Iterable[dict]) -> Keys:
+def _restore_texts(layer: Layer, refused: Iterable[dict]) -> Layer:
     """Return the keys with their texts as written, where pydantic asks for texts and has others."""
-    texts = dict(keys)
+    texts = dict(layer)
     for detail in refused:
-        key, place = _locate_error(detail, keys)
-        if detail["type"] == "string_type" and key in keys:
+        key, place = _locate_error(detail, layer)
+        if detail["type"] == "string_type" and key in layer:
             given = texts[key]
             texts[key] = given._replace(value=_restore_text(given.value, given.node, place))
     return texts
@@ -325,7 +333,7 @@ def _restore_text(value: object, node: yaml.Node | None, place: tuple) -> object
     return value
 
 
-def _sentence(key: str, details: list[dict], known: list[str], inner: list[str]) -> str:
+def _describe_errors(key: str, details: list[dict], known: list[str], inner: list[str]) -> str:
     """Say what is wrong with one key.
 
     Args:
@@ -337,18 +345,18 @@ def _sentence(key: str, details: list[dict], known: list[str], inner: list[str])
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        near = did_you_mean(key, known) or did_you_mean((inner or [key])[-1], known)
+        near = suggest_names(key, known) or suggest_names((inner or [key])[-1], known)
         return f"there is no such key, here or in an extension{near}"
     words = [detail["msg"].removeprefix("Input ") for detail in details]
     return f"{' or '.join(words)}, got {value!r:.80}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def suggest_names(name: str, choices: Iterable[str]) -> str:
     """Suggest keys of the same name in other sections, else the nearest names.
 
     Returns the end of a sentence; empty if there are none.
     """
     last = name.rpartition(".")[2]
-    near = [other for other in known if other.endswith(f".{last}")]
-    near = near or difflib.get_close_matches(name, known, cutoff=0.5)
+    near = [other for other in choices if other.endswith(f".{last}")]
+    near = near or difflib.get_close_matches(name, choices, cutoff=0.5)
     return f": did you mean `{'` or `'.join(near[:2])}`?" if near else ""

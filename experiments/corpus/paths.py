@@ -10,27 +10,27 @@ from pathlib import Path
 
 from models.errors import InputError
 
-PANIC = "PanicException"  # the tokenizers library's, which is no Exception
+TOKENIZERS_PANIC = "PanicException"  # the tokenizers library's, which is no Exception
 
 
-def check_path(key: str, given: str) -> Path:
+def check_path(key: str, value: str) -> Path:
     """Return the path in a key's value; check access to its file or folder.
 
     The path is taken letter by letter: no pattern, no `~`. Raises `InputError`.
     """
-    path = Path(given)
+    path = Path(value)
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise InputError(f"{key}={given}: {find_fault(path, error)}") from error
+        raise InputError(f"{key}={value}: {explain_unreadable_path(path, error)}") from error
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        raise InputError(f"{key}={given}: is neither a file nor a folder: name another path")
+        raise InputError(f"{key}={value}: is neither a file nor a folder: name another path")
     if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
-        raise InputError(f"{key}={given}: {find_fault(path, PermissionError())}")
+        raise InputError(f"{key}={value}: {explain_unreadable_path(path, PermissionError())}")
     return path
 
 
-def find_fault(path: Path, error: Exception) -> str:
+def explain_unreadable_path(path: Path, error: Exception) -> str:
     """Say why a path cannot be read, and what to do. The first missing folder is named."""
     if isinstance(error, PermissionError):
         return "you may not read it: ask its owner for permission, or name another path"
@@ -49,23 +49,23 @@ def find_fault(path: Path, error: Exception) -> str:
     return f"{missing} does not exist: correct the path; in a container, mount that folder too"
 
 
-def digest_of(files: list[Path]) -> str:
+def hash_files(files: list[Path]) -> str:
     """Hash the files' contents, in their order, with blake2b; about a second per GB."""
     total = hashlib.blake2b(digest_size=16)
     for path in files:
         found = path.stat()
-        total.update(_digest(path, found.st_size, found.st_mtime_ns))
+        total.update(_hash_file(path, found.st_size, found.st_mtime_ns))
     return total.hexdigest()
 
 
 @cache  # until the file changes: recipes of a study share their data
-def _digest(path: Path, size: int, changed_ns: int) -> bytes:
+def _hash_file(path: Path, size: int, changed_ns: int) -> bytes:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
 @contextmanager
-def readable(what: str, mend: str) -> Iterator[None]:
+def explain_read_errors(failure: str, fix: str) -> Iterator[None]:
     """Turn any error of reading a corpus or a tokenizer into an `InputError`.
 
     It may be: no network, no such name, no access, a broken file.
@@ -75,7 +75,7 @@ def readable(what: str, mend: str) -> Iterator[None]:
     except InputError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+        if not isinstance(error, Exception) and type(error).__name__ != TOKENIZERS_PANIC:
             raise
         reason = " ".join(str(error).split())
-        raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
+        raise InputError(f"{failure} ({type(error).__name__}: {reason}): {fix}") from error

@@ -13,7 +13,7 @@ from experiments.config.keys import Config  # before torchtitan, for its CPU dev
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from experiments.corpus.tokens import TokenFile, find_lack, prepare
+from experiments.corpus.tokens import TokenFile, find_token_file_fault, prepare_token_file
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -25,13 +25,13 @@ def open_data(plan):
 
     Returns the plan with it, and a sentence about what the run reads. Raises `InputError`.
     """
-    earlier = plan.recipe.made.plan
-    if earlier and not find_lack(Path(earlier["token_file"])):
+    earlier = plan.recipe.provenance.plan
+    if earlier and not find_token_file_fault(Path(earlier["token_file"])):
         token_file = TokenFile.open(Path(earlier["token_file"]))
     else:
-        token_file = prepare(plan.config)
+        token_file = prepare_token_file(plan.config)
         check_vocabulary(token_file, plan.args.vocab_size)
-    finding = describe(token_file, plan.config, plan.world_size)
+    finding = describe_data(token_file, plan.config, plan.world_size)
     return replace(plan, token_file=token_file), finding
 
 
@@ -45,11 +45,11 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
         )
 
 
-def describe(token_file: TokenFile, config: Config, processes: int = 1) -> str:
+def describe_data(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
     """Say in a sentence what a run reads of a token file. Raises InputError if it has no row."""
     rows, training = len(Rows(token_file, config)), config.training
     # a global batch of -1 is one forward pass of each process
-    batch = max(training.global_batch_size, training.local_batch_size * processes)
+    batch = max(training.global_batch_size, training.local_batch_size * world_size)
     needed = training.steps * batch
     return (
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
@@ -96,23 +96,23 @@ class Rows(Dataset):
         return {"input": row[:-1]}, labels
 
 
-class Loader(BaseDataLoader):
+class BatchLoader(BaseDataLoader):
     """Endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len], int64 on the CPU.
 
     Its state is the number of batches that it has given; it goes on with the next one.
     """
 
-    def __init__(self, token_file: TokenFile, config: Config, own_rows: Callable = iter):
+    def __init__(self, token_file: TokenFile, config: Config, rows_of_rank: Callable = iter):
         """Order the rows by `debug.seed`; `own_rows` takes this process's from their numbers.
 
         Raises InputError if the corpus has no row.
         """
         self.rows, self.config = Rows(token_file, config), config
-        self.own_rows, self.given = own_rows, 0
+        self.own_rows, self.given = rows_of_rank, 0
 
     def __iter__(self) -> Iterator[Row]:
         training = self.config.training
-        numbers = self.own_rows(row_numbers(len(self.rows), self.config.debug.seed))
+        numbers = self.own_rows(shuffle_rows(len(self.rows), self.config.debug.seed))
         batches = DataLoader(
             self.rows,
             training.local_batch_size,
@@ -131,7 +131,7 @@ class Loader(BaseDataLoader):
         self.given = state_dict["batches"]
 
 
-def row_numbers(n_rows: int, seed: int) -> Iterator[int]:
+def shuffle_rows(n_rows: int, seed: int) -> Iterator[int]:
     """Shuffle all rows anew each epoch, without end."""
     for epoch in itertools.count():
         yield from np.random.default_rng((seed, epoch)).permutation(n_rows).tolist()

@@ -21,18 +21,18 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.config.keys import BPE_END_OF_TEXT, Config
 from experiments.corpus.documents import Documents
-from experiments.corpus.paths import check_path, digest_of, readable
+from experiments.corpus.paths import check_path, explain_read_errors, hash_files
 from models.errors import InputError
 
 HF_ASSETS_PATH = "model.hf_assets_path"
-TOKENIZER = "tokenizer.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 END_OF_TEXT_NAMES = (
     BPE_END_OF_TEXT, "<|endoftext|>", "</s>", "<eos>", "<|eot_id|>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 # Up to format 2's first release any token of the vocabulary with one of these names was taken
-EARLIER_NAMES = END_OF_TEXT_NAMES[:5]
-NAMED_TOKENS = 8
+OLD_END_OF_TEXT_NAMES = END_OF_TEXT_NAMES[:5]
+MAX_LISTED_TOKENS = 8
 
 BATCH_CHARACTERS = 4_000_000  # encoded at once: enough for every core, and takes about 0.5 GB
 BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minutes, changes little
@@ -41,7 +41,7 @@ BPE_BATCHES = 25  # the BPE learns from the corpus' beginning: more takes minute
 # ---- a tokenizer.json, one of the hub, or a BPE trained on the corpus ----
 
 
-def tokenizer_identity(config: Config) -> str:
+def identify_tokenizer(config: Config) -> str:
     """Identify tokenizer and end-of-text token for the token file's hash.
 
     A tokenizer's file enters by its content, one of the hub by its name. The token enters where it
@@ -55,9 +55,11 @@ def tokenizer_identity(config: Config) -> str:
     if file is None:
         identity, changed = f"hub:{given}", named
     else:
-        identity, tokenizer = digest_of([file]), load_tokenizer_file(file)
+        identity, tokenizer = hash_files([file]), load_tokenizer_file(file)
         token = choose_end_of_text(tokenizer, config)
-        earlier = [name for name in EARLIER_NAMES if tokenizer.token_to_id(name) is not None]
+        earlier = [
+            name for name in OLD_END_OF_TEXT_NAMES if tokenizer.token_to_id(name) is not None
+        ]
         changed = token if [token] != earlier[:1] else None
     return f"{identity}:{changed}" if changed else identity
 
@@ -77,12 +79,12 @@ def find_tokenizer_file(given: str) -> Path | None:
     path = check_path(HF_ASSETS_PATH, given)
     if path.is_file():
         return path
-    if not os.path.lexists(path / TOKENIZER):
+    if not os.path.lexists(path / TOKENIZER_FILE):
         raise InputError(
-            f"{HF_ASSETS_PATH}={given}: the folder holds no {TOKENIZER}: name one that does, or a "
+            f"{HF_ASSETS_PATH}={given}: the folder holds no {TOKENIZER_FILE}: name one that does, or a "
             'name on Hugging Face; "" trains a BPE on the corpus'
         )
-    return check_path(HF_ASSETS_PATH, str(path / TOKENIZER))
+    return check_path(HF_ASSETS_PATH, str(path / TOKENIZER_FILE))
 
 
 def is_hub_name(given: str) -> bool:
@@ -106,23 +108,23 @@ def load_tokenizer(config: Config, documents: Documents) -> Tokenizer:
     file = find_tokenizer_file(given)
     if file:
         return load_tokenizer_file(file)
-    with unreadable_tokenizer(given):
+    with explain_tokenizer_errors(given):
         return Tokenizer.from_pretrained(given)
 
 
 def load_tokenizer_file(file: Path) -> Tokenizer:
     """Load a tokenizer.json. Raises `InputError`."""
-    with unreadable_tokenizer(str(file)):
+    with explain_tokenizer_errors(str(file)):
         return Tokenizer.from_file(str(file))
 
 
-def unreadable_tokenizer(given: str):
+def explain_tokenizer_errors(given: str):
     """Turn any error of reading a tokenizer into an `InputError`."""
     mend = (
         "give a tokenizer.json of the `tokenizers` library, a folder with one, or a name on "
         'Hugging Face, which needs internet; "" trains a BPE on the corpus'
     )
-    return readable(f"{HF_ASSETS_PATH}={given} could not be read", mend)
+    return explain_read_errors(f"{HF_ASSETS_PATH}={given} could not be read", mend)
 
 
 def train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -154,7 +156,7 @@ def choose_end_of_text(tokenizer: Tokenizer, config: Config) -> str:
     named = read_eos_token(place) if place else None
     if named is not None:
         return check_token(tokenizer, named, f"{place}: eos_token={named}")
-    special = special_tokens(tokenizer)
+    special = list_special_tokens(tokenizer)
     for name in END_OF_TEXT_NAMES:
         if name in special:
             return name
@@ -174,13 +176,13 @@ def check_token(tokenizer: Tokenizer, token: str, place: str) -> str:
 
 def advise_token(tokenizer: Tokenizer) -> str:
     """Advise to name the end-of-text token, with the first special tokens as examples."""
-    names = special_tokens(tokenizer)[:NAMED_TOKENS]
+    names = list_special_tokens(tokenizer)[:MAX_LISTED_TOKENS]
     names = names or [name for name in END_OF_TEXT_NAMES if tokenizer.token_to_id(name) is not None]
     examples = f", as {', '.join(names)}" if names else ""
     return f"choose a token of its vocabulary with data.end_of_text{examples}"
 
 
-def special_tokens(tokenizer: Tokenizer) -> list[str]:
+def list_special_tokens(tokenizer: Tokenizer) -> list[str]:
     """List the special tokens by number: control marks, which no text has."""
     added = tokenizer.get_added_tokens_decoder()
     return [added[number].content for number in sorted(added) if added[number].special]
@@ -191,18 +193,18 @@ def find_tokenizer_config(given: str) -> Path | None:
     none. Raises `InputError`."""
     file = find_tokenizer_file(given)
     if file:
-        place = file.with_name(TOKENIZER_CONFIG)
+        place = file.with_name(TOKENIZER_CONFIG_FILE)
         # A tokenizer of another name is not what this folder's configuration is about
-        return place if file.name == TOKENIZER and os.path.lexists(place) else None
+        return place if file.name == TOKENIZER_FILE and os.path.lexists(place) else None
     mend = "try again with internet, or name the end-of-text token with data.end_of_text"
-    with readable(f"{TOKENIZER_CONFIG} of {given} could not be read", mend):
+    with explain_read_errors(f"{TOKENIZER_CONFIG_FILE} of {given} could not be read", mend):
         from huggingface_hub import _CACHED_NO_EXIST, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            return Path(hf_hub_download(given, TOKENIZER_CONFIG))
+            return Path(hf_hub_download(given, TOKENIZER_CONFIG_FILE))
         except LocalEntryNotFoundError:  # no internet
-            if try_to_load_from_cache(given, TOKENIZER_CONFIG) is _CACHED_NO_EXIST:
+            if try_to_load_from_cache(given, TOKENIZER_CONFIG_FILE) is _CACHED_NO_EXIST:
                 return None
             raise
         except EntryNotFoundError:
@@ -215,7 +217,7 @@ def read_eos_token(file: Path) -> str | None:
     Raises `InputError`.
     """
     mend = "correct that file, or name the end-of-text token with data.end_of_text"
-    with readable(f"{file} could not be read", mend):
+    with explain_read_errors(f"{file} could not be read", mend):
         content = json.loads(file.read_bytes())
     token = content.get("eos_token") if isinstance(content, dict) else content
     if isinstance(token, dict):
@@ -228,14 +230,14 @@ def read_eos_token(file: Path) -> str | None:
 # ---- text to tokens ----
 
 
-def encode(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[list[int]]:
+def encode_documents(tokenizer: Tokenizer, documents: Iterator[str]) -> Iterator[list[int]]:
     """Encode documents to token ids, without special tokens; skip documents without tokens."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # "</s>" in a document is text, not the document's end
     mend = f"give another {HF_ASSETS_PATH}, with a token for unknown words"
     for batch in batch_documents(documents):
-        with readable("the tokenizer cannot encode the corpus", mend):
+        with explain_read_errors("the tokenizer cannot encode the corpus", mend):
             encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
         yield from filter(None, (encoding.ids for encoding in encodings))
 

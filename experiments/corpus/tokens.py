@@ -32,14 +32,14 @@ from tokenizers import Tokenizer
 
 from experiments.config.keys import Config
 from experiments.corpus.documents import Documents, open_corpus
-from experiments.corpus.paths import digest_of
+from experiments.corpus.paths import hash_files
 from experiments.corpus.tokenizer import (
     choose_end_of_text,
-    encode,
+    encode_documents,
+    identify_tokenizer,
     is_on_hub,
+    list_special_tokens,
     load_tokenizer,
-    special_tokens,
-    tokenizer_identity,
 )
 from experiments.records.files import lock_file
 from models.errors import InputError
@@ -47,8 +47,8 @@ from models.errors import InputError
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
-FILES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
-CHECKSUM = "checksum"
+TOKEN_FILE_NAMES = ("tokens.bin", "documents.npy", "tokenizer.json", "meta.json")
+CHECKSUM_FILE = "checksum"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class TokenFile:
         Raises `InputError` if it is damaged.
         """
         try:
-            if (path / CHECKSUM).read_text() != _checksum(path):
+            if (path / CHECKSUM_FILE).read_text() != _compute_checksum(path):
                 raise ValueError("the checksum is another")
             meta = json.loads((path / "meta.json").read_text())
             tokens = np.memmap(path / "tokens.bin", dtype=meta["dtype"], mode="r")
@@ -81,36 +81,36 @@ class TokenFile:
         return cls(path, tokens, documents, meta["dataset"], meta["vocab_size"], meta["eos_id"])
 
 
-def prepare(config: Config) -> TokenFile:
+def prepare_token_file(config: Config) -> TokenFile:
     """Open the token file of a recipe, writing it first if it is missing.
 
     Concurrent callers (the ranks of a job, the recipes of a study) wait for the first and open what
     it wrote. Raises `InputError` for what is wrong with the corpus or the tokenizer, and OSError.
     """
     digest, documents = open_corpus(config)
-    content = [FORMAT_VERSION, digest, tokenizer_identity(config), config.data.max_tokens]
+    content = [FORMAT_VERSION, digest, identify_tokenizer(config), config.data.max_tokens]
     content_hash = hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     cache = Path(config.data.cache_dir)
     folder = cache / f"{config.training.dataset.replace('/', '--')}-{content_hash}"
     has_hub_tokenizer = is_on_hub(config.model.hf_assets_path)
-    if find_lack(folder, has_hub_tokenizer):  # else its cache may be read-only
+    if find_token_file_fault(folder, has_hub_tokenizer):  # else its cache may be read-only
         with _lock_cache(cache, folder.name):
-            lack = find_lack(folder, has_hub_tokenizer)
+            lack = find_token_file_fault(folder, has_hub_tokenizer)
             if lack and folder.exists():
                 logger.warning(f"{folder}: {lack}: preparing it again")
             if lack:
-                _write(folder, config, documents, load_tokenizer(config, documents))
+                _write_token_file(folder, config, documents, load_tokenizer(config, documents))
     return TokenFile.open(folder)
 
 
-def find_lack(folder: Path, has_hub_tokenizer: bool = False) -> str:
+def find_token_file_fault(folder: Path, has_hub_tokenizer: bool = False) -> str:
     """Say why a token file should be prepared again; nothing if all of it is there.
 
     A cleaned scratch file system keeps folders without their files. Wrong content is no lack: see
     `TokenFile.open`. Earlier versions ended documents with ordinary tokens too; for a tokenizer of
     the hub, which enters the folder's hash by its name alone, such a file must not be used.
     """
-    lost = [name for name in (*FILES, CHECKSUM) if not (folder / name).exists()]
+    lost = [name for name in (*TOKEN_FILE_NAMES, CHECKSUM_FILE) if not (folder / name).exists()]
     if lost:
         return f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} missing"
     if has_hub_tokenizer:
@@ -136,11 +136,13 @@ def _lock_cache(cache: Path, name: str) -> TextIO:
         ) from error
 
 
-def _checksum(folder: Path) -> str:
-    return digest_of([folder / name for name in FILES])
+def _compute_checksum(folder: Path) -> str:
+    return hash_files([folder / name for name in TOKEN_FILE_NAMES])
 
 
-def _write(folder: Path, config: Config, documents: Documents, tokenizer: Tokenizer) -> None:
+def _write_token_file(
+    folder: Path, config: Config, documents: Documents, tokenizer: Tokenizer
+) -> None:
     """Write the token file beside `folder`, then rename it: `folder` is whole or missing."""
     token = choose_end_of_text(tokenizer, config)
     logger.info(f"Preparing {folder}, whose documents end with {token}")
@@ -152,17 +154,17 @@ def _write(folder: Path, config: Config, documents: Documents, tokenizer: Tokeni
     begun.mkdir()
     try:
         meta = _write_tokens(begun, config, documents, tokenizer, tokenizer.token_to_id(token))
-        if token not in special_tokens(tokenizer):
+        if token not in list_special_tokens(tokenizer):
             tokenizer.add_special_tokens([token])  # it keeps its number
         tokenizer.save(str(begun / "tokenizer.json"))
         (begun / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-        (begun / CHECKSUM).write_text(_checksum(begun))
-        _replace(folder, begun)
+        (begun / CHECKSUM_FILE).write_text(_compute_checksum(begun))
+        _replace_folder(folder, begun)
     finally:
         shutil.rmtree(begun, ignore_errors=True)  # unless it was renamed
 
 
-def _replace(folder: Path, begun: Path) -> None:
+def _replace_folder(folder: Path, begun: Path) -> None:
     """Rename `begun` to `folder`, in place of what is left there. Raises OSError."""
     left = folder.with_name(f".{folder.name}.left")
     shutil.rmtree(left, ignore_errors=True)
@@ -181,7 +183,7 @@ def _write_tokens(
     dtype = np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
     starts = array("q", [0])
     with open(folder / "tokens.bin", "wb") as tokens:
-        for ids in encode(tokenizer, documents()):
+        for ids in encode_documents(tokenizer, documents()):
             tokens.write(np.array([*ids, eos_id], dtype).tobytes())
             starts.append(starts[-1] + len(ids) + 1)
             if max_tokens is not None and starts[-1] >= max_tokens:

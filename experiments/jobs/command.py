@@ -23,8 +23,8 @@ from experiments.records.files import AGAIN, full_disk
 from models import gpus
 from models.errors import PYTHON, REINSTALL, InputError
 
-COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
-COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
+EXIT_COMPLETED, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_DIVERGED = 0, 1, 2, 3
+EXIT_RESUME, EXIT_STOPPED = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
 # Options of some commands alone
 OPTIONS = {
     "analysis.report": ("--html", "--json", "--reference"),
@@ -32,7 +32,7 @@ OPTIONS = {
     "experiments.run": ("--seed",),
     "experiments.recipe": ("--all",),
 }
-OWN_PACKAGES = ("analysis", "experiments", "extensions", "models")
+PROJECT_PACKAGES = ("analysis", "experiments", "extensions", "models")
 
 
 # ---- its arguments ----
@@ -53,7 +53,7 @@ class CommandLine(argparse.ArgumentParser):
         )
         self.takes_keys = takes_keys
 
-    def parse(self, argv: list[str] | None) -> argparse.Namespace:
+    def parse_arguments(self, argv: list[str] | None) -> argparse.Namespace:
         """Read arguments. Options may stand between a recipe and its keys. Raises `InputError`."""
         words = sys.argv[1:] if argv is None else argv
         self._check_options(words)
@@ -72,7 +72,7 @@ class CommandLine(argparse.ArgumentParser):
             if word.partition("=")[0] in self._option_string_actions:
                 continue
             unknown.append(word)
-            option, key = self._suggest(word, following)
+            option, key = self._suggest_replacement(word, following)
             options += [option] if option else []
             keys += [key] if key else []
             if not option and not key:
@@ -90,7 +90,9 @@ class CommandLine(argparse.ArgumentParser):
             sentence += "; keys have no dashes, as training.steps=200"
         self.error(sentence)
 
-    def _suggest(self, word: str, following: str | None) -> tuple[str | None, str | None]:
+    def _suggest_replacement(
+        self, word: str, following: str | None
+    ) -> tuple[str | None, str | None]:
         """Suggest an option of this command, or a key, for a word with dashes."""
         name = word.partition("=")[0].replace("_", "-")
         options = [option for option in self._option_string_actions if option.startswith("--")]
@@ -134,7 +136,7 @@ def _name_commands(word: str) -> list[str]:
     ]
 
 
-def seeds(text: str) -> list[int]:
+def parse_seeds(text: str) -> list[int]:
     """Read `--seeds`: how many of them, from 0; or a list, with a comma. Raises
     ArgumentTypeError."""
     if re.fullmatch(r"[1-9]\d?", text):
@@ -146,7 +148,7 @@ def seeds(text: str) -> list[int]:
     )
 
 
-def gpu_key(text: str) -> str:
+def parse_gpu(text: str) -> str:
     """Read `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
     ArgumentTypeError."""
     key = gpus.find_gpu(text)
@@ -155,7 +157,7 @@ def gpu_key(text: str) -> str:
     return key
 
 
-def check_alone() -> None:
+def require_single_process() -> None:
     """Refuse to be one of several processes started by torchrun. Raises `InputError`.
 
     The environment variable WORLD_SIZE tells; no other process is looked for.
@@ -167,7 +169,7 @@ def check_alone() -> None:
         )
 
 
-def log_to(file: Path | None, lines: logging.Filter | None = None) -> None:
+def configure_log(file: Path | None, line_filter: logging.Filter | None = None) -> None:
     """Send the log to a file and to the screen; without a file, only warnings to the screen.
 
     `lines` chooses and corrects the lines. Raises OSError.
@@ -178,8 +180,8 @@ def log_to(file: Path | None, lines: logging.Filter | None = None) -> None:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     else:
         screen.setLevel(logging.WARNING)
-    for handler in handlers if lines else ():
-        handler.addFilter(lines)
+    for handler in handlers if line_filter else ():
+        handler.addFilter(line_filter)
     line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
     logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
     logging.captureWarnings(True)
@@ -199,22 +201,22 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Interrupted(Exception):
-    """Training ended at a step boundary because it was asked to; `code` is the exit code."""
+    """Training ended at a step boundary because it was asked to; `exit_code` is the one to end with."""
 
-    def __init__(self, code: int, sentence: str):
+    def __init__(self, exit_code: int, sentence: str):
         super().__init__(sentence)
-        self.code = code
+        self.exit_code = exit_code
 
 
-class Stop:
+class StopRequest:
     """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal."""
 
     def __init__(self):
         # True while somebody reads `code`: training at a step's end, or `run_all`. Else a request
         # ends the process at once.
-        self.deferred = False
-        self.code, self.why = 0, ""
-        self._asked_at = 0.0
+        self.waits_for_step_end = False
+        self.exit_code, self.signal_name = 0, ""
+        self._requested_at = 0.0
 
     def listen(self) -> None:
         """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other
@@ -222,14 +224,14 @@ class Stop:
         # SIGUSR1 is blocked, and a thread waits for it. Children inherit the block: a cluster may
         # signal every process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        threading.Thread(target=_pass_on_usr1, daemon=True).start()
+        threading.Thread(target=_forward_usr1, daemon=True).start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._handle)
         starter = os.environ.get(STARTER_PID)
         if starter:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if starter != str(os.getppid()):  # it has died since it started this process
-                sys.exit(FOR_GOOD)
+                sys.exit(EXIT_STOPPED)
 
     def _handle(self, number: int, frame) -> None:
         """Note a request; raise at once if nobody defers it, or at a second Ctrl-C.
@@ -238,17 +240,19 @@ class Stop:
         study passes a second Ctrl-C on as SIGINT; without a study, what comes within a second is
         the same Ctrl-C by another way.
         """
-        again = STARTER_PID in os.environ or time.monotonic() > self._asked_at + 1
-        insists = self.code and number == signal.SIGINT and again
-        if not self.code:
-            self.code = COME_BACK if number == signal.SIGUSR1 else FOR_GOOD
-            self.why, self._asked_at = signal.Signals(number).name, time.monotonic()
-        if insists or not self.deferred:
-            self.deferred = True  # the next request must not disturb the end that this one begins
-            raise KeyboardInterrupt(self.code)
+        again = STARTER_PID in os.environ or time.monotonic() > self._requested_at + 1
+        insists = self.exit_code and number == signal.SIGINT and again
+        if not self.exit_code:
+            self.exit_code = EXIT_RESUME if number == signal.SIGUSR1 else EXIT_STOPPED
+            self.signal_name, self._requested_at = signal.Signals(number).name, time.monotonic()
+        if insists or not self.waits_for_step_end:
+            self.waits_for_step_end = (
+                True  # the next request must not disturb the end that this one begins
+            )
+            raise KeyboardInterrupt(self.exit_code)
 
 
-def _pass_on_usr1() -> None:
+def _forward_usr1() -> None:
     signal.sigwait({signal.SIGUSR1})
     _thread.interrupt_main(signal.SIGUSR1)
 
@@ -256,7 +260,7 @@ def _pass_on_usr1() -> None:
 # ---- its end ----
 
 
-class _Output(io.FileIO):
+class _UncheckedOutput(io.FileIO):
     """A file whose failures raise nothing: a closed pipe ends no training."""
 
     def write(self, data) -> int:
@@ -265,7 +269,7 @@ class _Output(io.FileIO):
         return len(data)
 
 
-def code_of(command: Callable[[], int]) -> int:
+def run_command(command: Callable[[], int]) -> int:
     """Do a command's work; return its exit code. Bad input is printed as a sentence."""
     try:
         return command()
@@ -277,17 +281,17 @@ def code_of(command: Callable[[], int]) -> int:
         full = full_disk(error, [Path()])
         sentence = f"{full}: {AGAIN}" if full else f"{where}: {what}: mend that, or choose another"
     except ImportError as error:  # files are gone, as on a scratch file system that is cleaned
-        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
+        if (error.name or "").partition(".")[0] in PROJECT_PACKAGES:
             raise
         sentence = f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster "
         sentence += "in the container of its jobs"
     except KeyboardInterrupt as request:  # of `Stop`, once it listens
-        return request.args[0] if request.args else FOR_GOOD
+        return request.args[0] if request.args else EXIT_STOPPED
     print(f"error: {sentence}", file=sys.stderr)
-    return BAD_INPUT
+    return EXIT_BAD_INPUT
 
 
-def leave(command: Callable[[], int]) -> NoReturn:
+def exit_with(command: Callable[[], int]) -> NoReturn:
     """Do a command's work, and end the process with its exit code, without the interpreter's
     clean-up.
 
@@ -297,15 +301,15 @@ def leave(command: Callable[[], int]) -> NoReturn:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        output = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+        output = io.BufferedWriter(_UncheckedOutput(stream.fileno(), "w", closefd=False))
         # "backslashreplace": a locale may lack a letter
         text = io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
         setattr(sys, name, text)
     try:
-        code = code_of(command)
+        code = run_command(command)
     except Exception:
         sys.excepthook(*sys.exc_info())
-        code = FAILED
+        code = EXIT_FAILED
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

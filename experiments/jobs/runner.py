@@ -21,13 +21,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from experiments.jobs.command import (
-    BAD_INPUT,
-    COME_BACK,
-    COMPLETED,
-    DIVERGED,
-    FOR_GOOD,
+    EXIT_BAD_INPUT,
+    EXIT_COMPLETED,
+    EXIT_DIVERGED,
+    EXIT_RESUME,
+    EXIT_STOPPED,
     STARTER_PID,
-    Stop,
+    StopRequest,
 )
 from experiments.records.files import write_whole
 from experiments.records.run import (
@@ -43,21 +43,21 @@ from experiments.records.run import (
 CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 # Those that the user has not set. This is looked at before torch is imported, which sets one by
 # itself.
-COMPILE_CACHES = CACHE_VARIABLES - os.environ.keys()
-COMMAND = "experiments.run"
-LINE_EVERY_S = 10
-GRACE_S = 30  # from a second Ctrl-C to the killing of what is deaf to it
-NODES = Path("/sys/devices/system/node")
-ENDS = {
-    COMPLETED: "completed",
-    DIVERGED: "diverged",
-    COME_BACK: "interrupted",
-    FOR_GOOD: "interrupted",
+UNSET_CACHE_VARIABLES = CACHE_VARIABLES - os.environ.keys()
+RUN_MODULE = "experiments.run"
+PROGRESS_INTERVAL_S = 10
+KILL_AFTER_S = 30  # from a second Ctrl-C to the killing of what is deaf to it
+MEMORY_NODES = Path("/sys/devices/system/node")
+ENDING_BY_EXIT_CODE = {
+    EXIT_COMPLETED: "completed",
+    EXIT_DIVERGED: "diverged",
+    EXIT_RESUME: "interrupted",
+    EXIT_STOPPED: "interrupted",
 }
 
 
 @dataclass(eq=False)
-class Job:
+class RunProcess:
     """A run of a study, from its turn to its end."""
 
     title: str
@@ -65,12 +65,16 @@ class Job:
     recipe: str  # the text of its recipe.yaml
     steps: int
     world_size: int = 1
-    before: int = 0  # the last step on record when the study began
-    code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
+    steps_before: int = 0  # the last step on record when the study began
+    exit_code: int = (
+        EXIT_RESUME  # how it ended: negative for a signal; EXIT_RESUME if its turn did not come
+    )
     process: subprocess.Popen | None = None
-    started: datetime | None = None  # until the run has put the beginning of its process on record
+    unreported_start: datetime | None = (
+        None  # until the run has put the beginning of its process on record
+    )
     gpus: list[str | None] = field(default_factory=list)
-    caches: tempfile.TemporaryDirectory | None = None
+    cache_folder: tempfile.TemporaryDirectory | None = None
 
     @property
     def step(self) -> int:
@@ -86,44 +90,50 @@ class Job:
         variables = {STARTER_PID: str(os.getpid())}
         if names:
             variables["CUDA_VISIBLE_DEVICES"] = names
-        near = binding(gpus[0]) if len(gpus) == 1 else []  # else each process binds itself
+        near = (
+            find_numa_command(gpus[0]) if len(gpus) == 1 else []
+        )  # else each process binds itself
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / RECIPE, self.recipe)
-            self.caches = tempfile.TemporaryDirectory(
+            self.cache_folder = tempfile.TemporaryDirectory(
                 prefix="compile-cache-", ignore_cleanup_errors=True
             )
-            variables |= {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
+            variables |= {
+                name: f"{self.cache_folder.name}/{name}" for name in UNSET_CACHE_VARIABLES
+            }
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 # A session of its own: this process passes a terminal's Ctrl-C on
-                self.started = datetime.now(UTC)
+                self.unreported_start = datetime.now(UTC)
                 self.process = subprocess.Popen(
-                    [*near, sys.executable, "-m", COMMAND, str(self.directory)],
+                    [*near, sys.executable, "-m", RUN_MODULE, str(self.directory)],
                     env=os.environ | variables,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     start_new_session=True,
                 )
         except OSError as error:  # the next run may find room
-            self.code = BAD_INPUT
-            self.say(f"failed: {error}")
+            self.exit_code = EXIT_BAD_INPUT
+            self.report(f"failed: {error}")
             return False
-        self.say(f"started on GPU {names}" if names else "started")
+        self.report(f"started on GPU {names}" if names else "started")
         return True
 
-    def ended(self) -> bool:
+    def poll_and_report(self) -> bool:
         """Poll the process; once it has ended, set `code`, delete its caches and say how it ended.
 
         Returns whether it has ended.
         """
-        self.before = min(self.before, self.step)  # without checkpoints a run begins again at 0
-        self._say_beginning()
+        self.steps_before = min(
+            self.steps_before, self.step
+        )  # without checkpoints a run begins again at 0
+        self._report_notes()
         code = self.process.poll()
         if code is None:
             return False
-        self.code = code
-        self.caches.cleanup()
-        outcome = ENDS.get(code, "failed")
+        self.exit_code = code
+        self.cache_folder.cleanup()
+        outcome = ENDING_BY_EXIT_CODE.get(code, "failed")
         if code < 0:
             outcome = f"killed by {signal.Signals(-code).name}"
         if self.step:
@@ -132,79 +142,81 @@ class Job:
             log = self.directory / LOG
             lines = log.read_text("utf-8", errors="replace").split("\n")
             outcome += ": " + next(filter(None, reversed(lines)), f"see {log}")
-        self.say(outcome)
+        self.report(outcome)
         return True
 
-    def _say_beginning(self) -> None:
+    def _report_notes(self) -> None:
         """Say once what the run's manifest notes of its beginning, as damaged checkpoints."""
-        if not self.started:
+        if not self.unreported_start:
             return
         with suppress(RecordError):  # there is none yet, or the run says what is wrong with it
             manifest = Manifest.read(self.directory / MANIFEST)
-            if manifest.start >= self.started:
-                self.started = None
+            if manifest.start >= self.unreported_start:
+                self.unreported_start = None
                 for note in manifest.notes:
-                    self.say(note)
+                    self.report(note)
 
-    def show(self, left_s: float) -> None:
+    def report_progress(self, left_s: float) -> None:
         """Say how far the run is, and how many seconds are left for all of them."""
         interval = last_interval(self.directory)
         if interval:
-            self.say(
+            self.report(
                 f"step {interval.step}/{self.steps}  loss {interval.loss or math.nan:.3f}  "
                 f"{interval.tokens_per_s:,.0f} tokens/s  "
                 f"all runs: {timedelta(seconds=round(left_s))} left"
             )
 
-    def say(self, event: str) -> None:
+    def report(self, event: str) -> None:
         print(f"{datetime.now():%H:%M:%S} {self.title}: {event}")
 
 
-def run_all(runs: list[Job], stop: Stop) -> None:
+def run_all(runs: list[RunProcess], stop: StopRequest) -> None:
     """Start runs and wait for them, as many at once as there are GPUs.
 
     A request to `stop` is passed on to the runs, and no other is started. No run takes more GPUs
     than there are.
     """
-    stop.deferred = True
+    stop.waits_for_step_end = True
     for number, run in enumerate(runs, 1):
         run.title = f"[{number}/{len(runs)}] {run.title}"
     try:
-        _work(runs, stop)
+        _run_queue(runs, stop)
     finally:  # whatever ends the work ends the runs too
-        _send(runs, signal.SIGTERM)
-        stop.deferred = False
+        _send_signal(runs, signal.SIGTERM)
+        stop.waits_for_step_end = False
 
 
-def _work(runs: list[Job], stop: Stop) -> None:
+def _run_queue(runs: list[RunProcess], stop: StopRequest) -> None:
     """Start runs as GPUs become free, forward stop signals, and say how runs get on and end."""
     waiting, running, asked, kill_at = list(runs), [], False, math.inf
     line_at = begun = time.monotonic()
-    while running or (waiting and not stop.code):
+    while running or (waiting and not stop.exit_code):
         try:
-            if not stop.code:
-                _start_next(waiting, running)
+            if not stop.exit_code:
+                _start_waiting(waiting, running)
             time.sleep(0.2)
-            if stop.code and not asked:
+            if stop.exit_code and not asked:
                 asked = True
-                _send(running, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
+                _send_signal(
+                    running, signal.SIGUSR1 if stop.exit_code == EXIT_RESUME else signal.SIGTERM
+                )
             if time.monotonic() > kill_at:
-                _send(running, signal.SIGKILL)
-            running = [run for run in running if not run.ended()]
-            if time.monotonic() > line_at + LINE_EVERY_S:
+                _send_signal(running, signal.SIGKILL)
+            running = [run for run in running if not run.poll_and_report()]
+            if time.monotonic() > line_at + PROGRESS_INTERVAL_S:
                 line_at = time.monotonic()
-                made = sum(run.step - run.before for run in runs)
+                made = sum(run.step - run.steps_before for run in runs)
                 left = sum(run.steps - run.step for run in running + waiting)
                 for run in running:
-                    run.show((line_at - begun) / max(1, made) * left)
+                    run.report_progress((line_at - begun) / max(1, made) * left)
         except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
-            kill_at = time.monotonic() + GRACE_S
-            _send(running, signal.SIGINT)
+            kill_at = time.monotonic() + KILL_AFTER_S
+            _send_signal(running, signal.SIGINT)
 
 
-def _start_next(waiting: list[Job], running: list[Job]) -> None:
+def _start_waiting(waiting: list[RunProcess], running: list[RunProcess]) -> None:
     """Move runs from `waiting` to `running`, as far as there are free GPUs."""
-    there = gpus()
+    there = list_visible_gpus()
     while waiting:
         taken = list(itertools.chain.from_iterable(run.gpus for run in running))
         free = [gpu for gpu in there if gpu not in taken]
@@ -217,7 +229,7 @@ def _start_next(waiting: list[Job], running: list[Job]) -> None:
             running.append(run)
 
 
-def _send(runs: list[Job], request: signal.Signals) -> None:
+def _send_signal(runs: list[RunProcess], request: signal.Signals) -> None:
     for run in runs:
         if run.process:
             run.process.send_signal(request)
@@ -226,17 +238,17 @@ def _send(runs: list[Job], request: signal.Signals) -> None:
 # ---- folders and GPUs ----
 
 
-def compile_folders() -> list[str]:
+def list_compile_folders() -> list[str]:
     """List the folders for the kernels of runs.
 
     The folder of temporary files stands for each variable that the user has not set.
     """
-    named = (CACHE_VARIABLES - COMPILE_CACHES) & os.environ.keys()
+    named = (CACHE_VARIABLES - UNSET_CACHE_VARIABLES) & os.environ.keys()
     chosen = [os.environ[name] for name in named]
-    return [*chosen, tempfile.gettempdir()] if COMPILE_CACHES else chosen
+    return [*chosen, tempfile.gettempdir()] if UNSET_CACHE_VARIABLES else chosen
 
 
-def gpus() -> list[str | None]:
+def list_visible_gpus() -> list[str | None]:
     """List the GPUs of CUDA_VISIBLE_DEVICES (indices or UUIDs), or all of this machine.
 
     [None] without a GPU, whatever the variable says.
@@ -251,16 +263,16 @@ def gpus() -> list[str | None]:
     return names[:count] or [None]
 
 
-def binding(gpu: str | None) -> list[str]:
+def find_numa_command(gpu: str | None) -> list[str]:
     """Return the `numactl` command to bind a process to its Hopper GPU's Grace CPU and memory.
 
     The memory is the CPU's. Empty on other machines, where a GPU's number does not say which cores
     are near.
     """
     # A Grace Hopper lists each GPU's own memory as a node without cores
-    cpus = [cores for cores in NODES.glob("node*/cpulist") if cores.read_text().strip()]
+    cpus = [cores for cores in MEMORY_NODES.glob("node*/cpulist") if cores.read_text().strip()]
     numbered = gpu is not None and gpu.isdecimal()
-    if not numbered or platform.machine() != "aarch64" or len(cpus) != len(gpus()):
+    if not numbered or platform.machine() != "aarch64" or len(cpus) != len(list_visible_gpus()):
         return []
     command = ["numactl", f"--cpunodebind={gpu}", f"--membind={gpu}"]
     # A container may lack numactl or forbid any choice: then nothing starts with it

@@ -24,15 +24,15 @@ import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from experiments.config.recipes import check_recipe, digest, to_yaml
+from experiments.config.recipes import hash_text, require_same_recipe, to_yaml
 from experiments.jobs.command import (
-    BAD_INPUT,
-    COMPLETED,
-    DIVERGED,
-    FAILED,
+    EXIT_BAD_INPUT,
+    EXIT_COMPLETED,
+    EXIT_DIVERGED,
+    EXIT_FAILED,
     Interrupted,
-    Stop,
-    log_to,
+    StopRequest,
+    configure_log,
 )
 from experiments.records import run as records
 from experiments.records.files import (
@@ -67,7 +67,7 @@ class End(NamedTuple):
     error: str | None = None
 
 
-def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> int:
+def run(plan: Plan, findings: list[Finding], out: Path | None, stop: StopRequest) -> int:
     """Train into `out` (None: a new folder under runs/); return the exit code.
 
     Raises `InputError` for a folder that cannot be used.
@@ -116,7 +116,7 @@ def train(
     findings: list[Finding],
     out: Path,
     directory: "RunDirectory | None",
-    stop: Stop,
+    stop: StopRequest,
 ) -> End:
     """Train in this process to the end, whatever it is; write the records; return the end.
 
@@ -126,8 +126,8 @@ def train(
     """
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
     log, after = (out / records.LOG, directory.step) if directory else (None, 0)
-    trainer, end = None, End("completed", COMPLETED)
-    log_to(log, TrueLines(plan.config))
+    trainer, end = None, End("completed", EXIT_COMPLETED)
+    configure_log(log, TrueLines(plan.config))
     for topic, finding in findings:
         level = logging.WARNING if topic == machine.TORCH else logging.INFO
         logging.log(level, f"{topic}: {finding}")
@@ -156,20 +156,24 @@ def train(
     return end
 
 
-def _end(error: BaseException, stop: Stop, plan: Plan, out: Path) -> End:
+def _end(error: BaseException, stop: StopRequest, plan: Plan, out: Path) -> End:
     """Map an exception of a run in the folder `out` to its status and exit code."""
     match error:
         case Interrupted():
-            return End("interrupted", error.code, str(error))
+            return End("interrupted", error.exit_code, str(error))
         case KeyboardInterrupt():
-            return End("interrupted", stop.code, f"stopped by {stop.why} before the end of a step")
+            return End(
+                "interrupted",
+                stop.exit_code,
+                f"stopped by {stop.signal_name} before the end of a step",
+            )
         case Diverged():
-            return End("diverged", DIVERGED, str(error))
+            return End("diverged", EXIT_DIVERGED, str(error))
         case InputError():
-            return End("failed", BAD_INPUT, str(error))
+            return End("failed", EXIT_BAD_INPUT, str(error))
         case ProofError():
-            return End("failed", FAILED, str(error))
-    return End("failed", FAILED, _failure(error, plan, out))
+            return End("failed", EXIT_FAILED, str(error))
+    return End("failed", EXIT_FAILED, _failure(error, plan, out))
 
 
 def _failure(error: BaseException, plan: Plan, out: Path) -> str:
@@ -220,8 +224,8 @@ class RunDirectory:
         """
         self.path = path
         self._lock, earlier = _claim(path)
-        check_recipe(path, plan.recipe)
-        self.keeps_checkpoint = not plan.recipe.made.overlay_checkpoints
+        require_same_recipe(path, plan.recipe)
+        self.keeps_checkpoint = not plan.recipe.provenance.overlay_checkpoints
         self.step, self.said = 0, []
         if plan.config.checkpoint.enable:
             folder, last = path / records.CHECKPOINT, plan.config.training.steps
@@ -394,10 +398,10 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         python=platform.python_version(),
         packages={name: packages[name] for name in _DECISIVE if name in packages},
         environment=_write_environment(path, environment),
-        git={"commit": commit and commit.strip(), "changes": diff and digest(diff)},
+        git={"commit": commit and commit.strip(), "changes": diff and hash_text(diff)},
         recipe=recipe.name,
-        base=recipe.made.base,
-        overlays=recipe.made.overlays,
+        base=recipe.provenance.base,
+        overlays=recipe.provenance.overlays,
         description=recipe.description,
         seed=config.debug.seed,
         steps=training.steps,
@@ -434,7 +438,7 @@ def _label(config) -> str:
 def _write_environment(path: Path, environment: records.Environment) -> str:
     """Write the environment file, of a study's runs once into its folder; return its name."""
     text = environment.model_dump_json(indent=2) + "\n"
-    name = records.ENVIRONMENT.format(digest(text))
+    name = records.ENVIRONMENT.format(hash_text(text))
     above = path.absolute().parent.parent  # the study's folder is above the recipe's
     folder = above if (above / records.STUDY_FILE).exists() else path
     if not (folder / name).exists():

@@ -56,11 +56,11 @@ def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check what a recipe asks for. Raises `InputError`."""
     fp8, config, training = _choose_fp8(recipe), recipe.config, recipe.config.training
     args = model_args(config)
-    world_size = recipe.hook("processes", lambda config: 1)(config)
-    shards = recipe.hook("shards", check_whole)(config, args, fp8.layers)
+    world_size = recipe.find_hook("processes", lambda config: 1)(config)
+    shards = recipe.find_hook("shards", check_whole)(config, args, fp8.layers)
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
     memory = estimate_recipe_memory(config, args, shards, passes)
-    for estimate in recipe.hooks("memory_by_use"):
+    for estimate in recipe.find_hooks("memory_by_use"):
         memory |= estimate(config, args, shards)
     flops = args.flops_per_token(training.seq_len)
     in_fp8 = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8" if fp8.layers else "no FP8"
@@ -78,7 +78,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
         memory_needed=sum(memory.values()),
         description=f"{args.describe()}, {flops / 1e9:.4g} GFLOP per token, {in_fp8}",
     )
-    for check in recipe.hooks("check"):
+    for check in recipe.find_hooks("check"):
         check(planned)
     return planned
 
@@ -88,7 +88,7 @@ def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
 
     A run's own recipe.yaml has its layers; how their matrices are multiplied is this machine's.
     """
-    keys, earlier = recipe.config.quantize.linear.float8, recipe.made.plan
+    keys, earlier = recipe.config.quantize.linear.float8, recipe.provenance.plan
     if keys.recipe_name is None:
         return float8.Float8Choice()
     if not earlier:

@@ -82,7 +82,7 @@ class Proof:
 
         owned = set(map(id, chain(*(group["params"] for group in optimizer.param_groups))))
         self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
-        plan.recipe.hook("check_orphans", check_orphans)(plan.config, self.orphans)
+        plan.recipe.find_hook("check_orphans", check_orphans)(plan.config, self.orphans)
 
         differ = sorted(plan.fp8.layers ^ self.converted.keys())
         if differ:
@@ -96,7 +96,7 @@ class Proof:
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
         """Profile `step`, run inside; check its matmuls and graphs."""
-        checks = self.plan.recipe.hooks("check_profile")
+        checks = self.plan.recipe.find_hooks("check_profile")
         activities = None if checks else [ProfilerActivity.CPU]  # None: what GPUs do too
         with profile(activities=activities, record_shapes=True) as profiler:
             yield

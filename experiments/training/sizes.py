@@ -122,7 +122,9 @@ def with_overlay(recipe: recipes.Recipe, overlay: str) -> recipes.Recipe:
     with TemporaryDirectory() as folder:
         file = Path(folder, RECIPE)
         file.write_text(recipes.to_yaml(recipe))
-        return recipes.load(str(file), [overlay], recipe.made.overrides, compared=True)
+        return recipes.load_recipe(
+            str(file), [overlay], recipe.provenance.overrides, is_compared=True
+        )
 
 
 # ---- the size that suits this machine ----
@@ -138,7 +140,10 @@ def choose_size(names: Sequence[str], overrides: Sequence[str] = ()) -> tuple[li
     gpu = f"GPU {tightest}" if len(memories) > 1 else device.device_name()
     here = f"{gpu} has {memory.free / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
     for overlay in SIZES:
-        plans = [plan(recipes.load(name, [overlay], overrides, compared=True)) for name in names]
+        plans = [
+            plan(recipes.load_recipe(name, [overlay], overrides, is_compared=True))
+            for name in names
+        ]
         if all(has_room(planned, memory.free) for planned in plans):
             size = f"{plans[0].args.describe()} (overlay {overlay})"
             return [overlay], f"{size}, the largest that fits: {here}"

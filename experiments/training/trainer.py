@@ -26,8 +26,8 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
-from experiments.corpus.rows import Loader
-from experiments.jobs.command import Interrupted, Stop
+from experiments.corpus.rows import BatchLoader
+from experiments.jobs.command import Interrupted, StopRequest
 from experiments.records.run import NOT_STEADY_STEPS, PROOF, TIMING
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
@@ -104,7 +104,7 @@ class Trainer(titan.Trainer):
 
     checkpointer: Checkpoints
 
-    def __init__(self, plan: Plan, stop: Stop, folder: Path | None = None):
+    def __init__(self, plan: Plan, stop: StopRequest, folder: Path | None = None):
         TIMELINE.mark("setup")
         self.plan, self.stop, self.folder = plan, stop, folder
         config = plan.config
@@ -123,7 +123,7 @@ class Trainer(titan.Trainer):
             self.maybe_enable_amp = nullcontext()
 
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
-        self.combine = plan.recipe.hook("combine", alone)
+        self.combine = plan.recipe.find_hook("combine", alone)
         self._stop_code = 0
         self._short_steps = 0  # steady ones, in which memory was short
         self.unsaved = ""  # why there is no checkpoint of the last step
@@ -146,10 +146,10 @@ class Trainer(titan.Trainer):
             build_lr_schedulers_fn=build_lr_schedulers,
         )
 
-    def _build_loader(self, **_) -> Loader:
+    def _build_loader(self, **_) -> BatchLoader:
         """Build the loader of this process's rows."""
         plan = self.plan
-        return Loader(plan.token_file, plan.config, plan.recipe.hook("own_rows", iter))
+        return BatchLoader(plan.token_file, plan.config, plan.recipe.find_hook("own_rows", iter))
 
     def _convert(self, model: torch.nn.Module, *others) -> torch.nn.Module:
         """Swap linear layers for FP8 layers; recompute, compile and shard the model.
@@ -157,14 +157,14 @@ class Trainer(titan.Trainer):
         The model has no weights yet.
         """
         TIMELINE.mark("model_build")
-        self.plan.recipe.hook("convert", float8.convert_linears)(model, self.plan)
+        self.plan.recipe.find_hook("convert", float8.convert_linears)(model, self.plan)
         TIMELINE.mark("conversion")
-        return parallelize_model(model, *others, shard=self.plan.recipe.hook("parallelize"))
+        return parallelize_model(model, *others, shard=self.plan.recipe.find_hook("parallelize"))
 
     def _build_optimizers(self, *parts):
         """Build the optimizer; the model has its weights."""
         TIMELINE.mark("model_build")
-        build = self.plan.recipe.hook("build_optimizers")
+        build = self.plan.recipe.find_hook("build_optimizers")
         return build(self.plan.config, *parts) if build else build_optimizers(*parts)
 
     # ---- a run ----
@@ -207,14 +207,16 @@ class Trainer(titan.Trainer):
         step."""
         if self.step < self.job_config.training.steps:
             self.checkpointer.save(self.step)
-        elif not self.plan.recipe.made.overlay_checkpoints:  # else it would be deleted at once
+        elif (
+            not self.plan.recipe.provenance.overlay_checkpoints
+        ):  # else it would be deleted at once
             self.unsaved = self.checkpointer.save_last(self.step)
             if self.unsaved:
                 logger.warning(self.unsaved)
 
     def _interrupt(self) -> None:
         """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
-        why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
+        why = f"stopped after step {self.step} by {self.stop.signal_name or 'another process'}"
         if self.checkpointer.enable:
             self.checkpointer._async_wait()
             why += ", a checkpoint was saved"
@@ -223,7 +225,7 @@ class Trainer(titan.Trainer):
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log interval if it is the interval's last one."""
         config, first = self.job_config, self.step == self.first_step
-        for prepare in self.plan.recipe.hooks("before_step"):
+        for prepare in self.plan.recipe.find_hooks("before_step"):
             prepare(self, self.step)
         profiled = self.step == self.profiled_step
 
@@ -252,11 +254,12 @@ class Trainer(titan.Trainer):
             self.lr_schedulers.step()
             norm = read_norm()  # the device has the optimizer's step to do while the host waits
             # One process that is asked to stop stops all of them
-            stop_code = int(self.combine(torch.tensor(self.stop.code), "max"))
+            stop_code = int(self.combine(torch.tensor(self.stop.exit_code), "max"))
 
         if first:
             device.wait_for_device()  # the time to the first step is that of its kernels too
-            self.stop.deferred = True  # from now on a request to stop waits for the end of a step
+            # From now on a request to stop waits for the end of a step
+            self.stop.waits_for_step_end = True
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
         self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
         self._record_step()
@@ -288,7 +291,9 @@ class Trainer(titan.Trainer):
         if self.folder and self.step == self.first_step:
             TIMELINE.end_first_step().write(self.folder / TIMING)
         if self.folder and self.step == self.profiled_step:
-            evidence = self.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
+            evidence = self.plan.recipe.find_hook(
+                "evidence", lambda trainer: trainer.proof.record()
+            )
             evidence(self).write(self.folder / PROOF)
 
     def _disturb_next_step(self) -> None:
@@ -332,7 +337,7 @@ class Trainer(titan.Trainer):
             )
         if self.unsaved:
             notes.append(self.unsaved)
-        for own in self.plan.recipe.hooks("notes"):
+        for own in self.plan.recipe.find_hooks("notes"):
             notes += own(self)
         return notes
 

@@ -27,7 +27,7 @@ import argparse
 import json
 import re
 
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from extensions.decide.answer import FORMAT_NAMES, answer_old_gpu, estimate
 from extensions.decide.model import FAMILIES, MODELS, read_model
 from extensions.decide.training import Training, block_weights, choose_recompute
@@ -53,17 +53,17 @@ POWER_LETTERS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 def main(argv: list[str] | None = None) -> int:
     """Print the answer. Raises InputError."""
     parser = make_parser()
-    args = parser.parse(argv)
+    args = parser.parse_arguments(argv)
     if args.list:
         print_names()
-        return COMPLETED
+        return EXIT_COMPLETED
     check_arguments(parser, args)
     answer = answer_arguments(args)
     if args.json:
         print(json.dumps(answer, indent=2))
     else:
         print_answer(answer)
-    return COMPLETED
+    return EXIT_COMPLETED
 
 
 # ---- arguments ----
@@ -212,4 +212,4 @@ def print_names() -> None:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import did_you_mean, yaml_files
+from experiments.config.yaml_with_origins import list_yaml_files, suggest_names
 from extensions.decide import read
 from extensions.decide.sizes import ExpertSizes, UngatedSizes
 from models.errors import InputError
@@ -65,7 +65,7 @@ def read_model(typed_words: list[str]) -> Model:
         model_sizes = make_sizes(typed_sizes, " ".join(size_words) or "no model")
         return Model(model_sizes, model_sizes.parameters())
     [model_name] = model_names
-    if model_name.endswith(".yaml") or model_name in yaml_files(recipes.RECIPES):
+    if model_name.endswith(".yaml") or model_name in list_yaml_files(recipes.RECIPES_FOLDER):
         return read_recipe(model_name, typed_sizes)
     if os.path.isdir(model_name) or model_name.endswith(".json"):
         return read_config(model_name, typed_sizes)
@@ -96,7 +96,7 @@ def read_typed_sizes(size_words: list[str]) -> dict[str, int]:
         size_name, _, size_value = size_word.partition("=")
         if size_name not in TYPED_SIZES:
             near_names = (
-                did_you_mean(size_name, TYPED_SIZES) or f"; sizes are {', '.join(TYPED_SIZES)}"
+                suggest_names(size_name, TYPED_SIZES) or f"; sizes are {', '.join(TYPED_SIZES)}"
             )
             raise InputError(f"{size_word}: {size_name!r} is not a size of a model{near_names}")
         if not re.fullmatch(r"[0-9]{1,12}", size_value) or int(size_value) == 0:
@@ -314,7 +314,7 @@ def config_sizes(config_values: dict, config_path: str) -> dict:
     family_sizes = family_defaults(family_name)
     if family_sizes is None:
         known_families = [*FAMILIES["gated"], *FAMILIES["ungated"], *FAMILIES["experts"]]
-        near_names = did_you_mean(family_name, known_families) or f": {', '.join(known_families)}"
+        near_names = suggest_names(family_name, known_families) or f": {', '.join(known_families)}"
         raise InputError(
             f"{config_path}: a model_type {family_name!r:.40} is not known, so its layers are not "
             f"counted{near_names}"
@@ -377,7 +377,7 @@ def params_sizes(config_values: dict, config_path: str) -> dict:
 def read_recipe(recipe_name: str, typed_sizes: dict[str, int]) -> Model:
     """Read a recipe's model, and which of its layers run in FP8. Raises InputError."""
     size_overrides = [f"model.sizes.{name}={value}" for name, value in typed_sizes.items()]
-    recipe = recipes.load(recipe_name, overrides=size_overrides)
+    recipe = recipes.load_recipe(recipe_name, overrides=size_overrides)
     from experiments.training.plan import plan  # torch: seconds, for a recipe alone
 
     run_plan = plan(recipe)

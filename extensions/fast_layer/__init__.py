@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `fast_layer` of a recipe."""
 
     enable: bool = True

@@ -25,7 +25,7 @@ class States:
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `fp8_lm` of a recipe."""
 
     states: States | None = None

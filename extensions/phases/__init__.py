@@ -12,7 +12,7 @@ from experiments.records.run import PROOF, AtLeast1, Proof
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `phases` of a recipe."""
 
     first_step: Literal["after_warmup"] | AtLeast1 | None = None

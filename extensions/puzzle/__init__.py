@@ -9,7 +9,7 @@ from models.errors import InputError
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `puzzle` of a recipe: on one device, `enable_fsdp_float8_all_gather` replaces
     parameters without FSDP."""
 

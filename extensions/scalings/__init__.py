@@ -46,7 +46,7 @@ SCALINGS = {
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `scalings` of a recipe."""
 
     name: Literal[tuple(SCALINGS)] | None = None

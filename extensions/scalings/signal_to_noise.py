@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from experiments.config import recipes
-from experiments.jobs.command import leave
+from experiments.jobs.command import exit_with
 from experiments.training.plan import plan
 from extensions.scalings import ALL, SCALINGS, Scaling
 from extensions.scalings.layer import scaled_linear
@@ -60,7 +60,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and labels
 
 def main(file: str, *keys: str) -> int:
     """Write the measurements to a file, as JSON; `keys` change the recipe `baseline`."""
-    model, batches = train_model(plan(recipes.load("baseline", ["cpu"], keys)))
+    model, batches = train_model(plan(recipes.load_recipe("baseline", ["cpu"], keys)))
     batch = next(batches)
     measurements = [*measure_stress(model.cpu().float(), batch)]
     content = {"torch": torch.__version__, "keys": keys, "stress": measurements}
@@ -194,4 +194,4 @@ def measure_stress(model: nn.Module, batch: Batch) -> Iterator[dict]:
 
 
 if __name__ == "__main__":
-    leave(partial(main, *sys.argv[1:]))
+    exit_with(partial(main, *sys.argv[1:]))

@@ -26,7 +26,7 @@ __all__ = [
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `sharded` of a recipe."""
 
     processes: Annotated[int, Field(ge=1, lt=10_000)] = 1

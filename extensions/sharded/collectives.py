@@ -58,7 +58,7 @@ def check_profile(proof: Proof, profiler) -> None:
     gathers_fp8 = plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather
     promises = {
         "gathered_bytes": gathers_fp8 and plan.fp8.layers,
-        "reduced_bytes": plan.recipe.hook("gradient_bytes"),
+        "reduced_bytes": plan.recipe.find_hook("gradient_bytes"),
     }
     for name, promised in promises.items():
         size, expected = evidence[name], evidence[f"{name}_expected"]
@@ -109,7 +109,7 @@ def fsdp_bytes(plan: Plan, shapes: Mapping) -> tuple[int, int]:
         weights += elements * (1 if name in in_fp8 else itemsize) * (2 if freed else 1)
         together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
         gradients[together] += elements // shards
-    size = plan.recipe.hook("gradient_bytes", lambda config, n: 4 * n)
+    size = plan.recipe.find_hook("gradient_bytes", lambda config, n: 4 * n)
     return weights, shards * sum(size(config, n) for n in gradients.values())
 
 

@@ -12,15 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.jobs.command import COME_BACK, FAILED, STARTER_PID, Stop
-from experiments.jobs.runner import binding, gpus
+from experiments.jobs.command import EXIT_FAILED, EXIT_RESUME, STARTER_PID, StopRequest
+from experiments.jobs.runner import find_numa_command, list_visible_gpus
 from experiments.records.files import run_folder
 from models.errors import InputError
 
 GRACE_S = 20  # from one rank's end to the killing of others: rank 0 writes how the run ended
 
 
-def start(recipe, arguments: list[str], out: Path | None, stop: Stop) -> int | None:
+def start(recipe, arguments: list[str], out: Path | None, stop: StopRequest) -> int | None:
     """Start a run's processes with the arguments of this one, and wait for them.
 
     Returns the exit code, or None if this process is one of them, by the variables of torchrun.
@@ -33,7 +33,7 @@ def start(recipe, arguments: list[str], out: Path | None, stop: Stop) -> int | N
             f"sharded.processes={started}"
         )
     if started != str(world_size):
-        there = gpus()
+        there = list_visible_gpus()
         if there != [None] and world_size > len(there):
             raise InputError(
                 f"a run takes {world_size} GPUs, and {len(there)} are here: have it take fewer, or "
@@ -48,12 +48,12 @@ def start(recipe, arguments: list[str], out: Path | None, stop: Stop) -> int | N
     return None
 
 
-def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:
+def run_ranks(arguments: Sequence[str], world_size: int, stop: StopRequest) -> int:
     """Run `python -m ARGUMENTS` once a rank; returns the exit code of the first that failed.
 
     Rank 0 prints here. What another rank has printed follows if it fails first.
     """
-    stop.deferred = True  # ranks end at a step boundary
+    stop.waits_for_step_end = True  # ranks end at a step boundary
     ranks: list[subprocess.Popen] = []
     with TemporaryDirectory(prefix="ranks-") as folder, reserved_port() as meeting:
         port = meeting.getsockname()[1]
@@ -72,17 +72,21 @@ def run_ranks(arguments: Sequence[str], world_size: int, stop: Stop) -> int:
     if code >= 0:
         return code
     print(f"rank {first} was killed by {signal.Signals(-code).name}", file=sys.stderr)
-    return stop.code or FAILED
+    return stop.exit_code or EXIT_FAILED
 
 
 def _start_rank(arguments: Sequence[str], environment: dict[str, str], output) -> subprocess.Popen:
     """Start a rank near its GPU. All ranks see all GPUs of the run, between which NCCL copies;
     without GPUs they share the cores."""
-    there, rank, world_size = gpus(), int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    there, rank, world_size = (
+        list_visible_gpus(),
+        int(environment["RANK"]),
+        int(environment["WORLD_SIZE"]),
+    )
     threads = len(os.sched_getaffinity(0)) // world_size or 1
     shared = {"OMP_NUM_THREADS": str(threads)} if there == [None] else {}
     return subprocess.Popen(
-        [*binding(there[rank % len(there)]), sys.executable, "-m", *arguments],
+        [*find_numa_command(there[rank % len(there)]), sys.executable, "-m", *arguments],
         env=shared | os.environ | environment | {STARTER_PID: str(os.getpid())},
         stdout=output,
         stderr=output,
@@ -90,16 +94,18 @@ def _start_rank(arguments: Sequence[str], environment: dict[str, str], output) -
     )
 
 
-def _wait(ranks: list[subprocess.Popen], stop: Stop) -> int:
+def _wait(ranks: list[subprocess.Popen], stop: StopRequest) -> int:
     """Pass a request on until all ranks have ended; returns the first that failed, or 0 if all end
     alike."""
     ended, passed_on, kill_at = [], False, math.inf
     while len(ended) < len(ranks):
         time.sleep(0.02)
-        if stop.code and not passed_on:
+        if stop.exit_code and not passed_on:
             passed_on = True
             for rank in ranks:
-                rank.send_signal(signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
+                rank.send_signal(
+                    signal.SIGUSR1 if stop.exit_code == EXIT_RESUME else signal.SIGTERM
+                )
         ended += [n for n, rank in enumerate(ranks) if n not in ended and rank.poll() is not None]
         if ended:
             kill_at = min(kill_at, time.monotonic() + GRACE_S)
@@ -107,7 +113,7 @@ def _wait(ranks: list[subprocess.Popen], stop: Stop) -> int:
             _kill(ranks)
     first = next((rank for rank in ended if ranks[rank].returncode), 0)
     code = ranks[first].returncode
-    agreed = code > FAILED and code == ranks[0].returncode
+    agreed = code > EXIT_FAILED and code == ranks[0].returncode
     return 0 if agreed else first
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from experiments.jobs.command import Stop
+from experiments.jobs.command import StopRequest
 from experiments.training import attempt
 from experiments.training.plan import Plan
 
 
-def run(plan: Plan, findings: list, out: Path, stop: Stop) -> int:
+def run(plan: Plan, findings: list, out: Path, stop: StopRequest) -> int:
     """Train as one of a run's processes; returns the exit code. Rank 0 writes the run directory.
 
     Raises `InputError` as `attempt.run`.

@@ -18,21 +18,21 @@ from pathlib import Path
 
 from experiments import study as study_command  # before torch: it looks at the compile caches
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import dump
+from experiments.config.yaml_with_origins import dump_yaml
 from experiments.jobs.command import (
-    COME_BACK,
-    COMPLETED,
-    FOR_GOOD,
+    EXIT_COMPLETED,
+    EXIT_RESUME,
+    EXIT_STOPPED,
     CommandLine,
-    Stop,
-    code_of,
-    gpu_key,
-    leave,
-    seeds,
+    StopRequest,
+    exit_with,
+    parse_gpu,
+    parse_seeds,
+    run_command,
 )
 from experiments.records.files import check_folder, dated_folder, write_whole
 from experiments.records.run import STUDY_FILE
-from experiments.study import Study
+from experiments.study import StudyPlan
 from extensions.sweep.cells import FILE, Sweep, load_sweep
 from models.errors import PYTHON, InputError
 from models.flops import format_memory_need
@@ -40,25 +40,25 @@ from models.gpus import GPUS
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _command_line().parse(argv)
-    Stop().listen()
+    args = _command_line().parse_arguments(argv)
+    StopRequest().listen()
     sweep = _load_sweep(args)
     out = _choose_folder(args, sweep)
     studies = sweep.studies()
     for name, study in studies.items():
         print(f"{name}: {_compare_memory(study, args.gpu)}")
     if args.dry_run:
-        return COMPLETED
+        return EXIT_COMPLETED
     print(f"To resume, or to add seeds: {PYTHON} -m extensions.sweep {out}")
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / FILE, dump(sweep.model_dump()))
-    exit_codes = [COMPLETED]
+    write_whole(out / FILE, dump_yaml(sweep.model_dump()))
+    exit_codes = [EXIT_COMPLETED]
     for name, study in studies.items():
         folder = out / name
         folder.mkdir(exist_ok=True)
-        write_whole(folder / STUDY_FILE, dump(study.model_dump()))
-        exit_code = code_of(partial(study_command.main, [str(folder)]))
-        if exit_code in (COME_BACK, FOR_GOOD):
+        write_whole(folder / STUDY_FILE, dump_yaml(study.model_dump()))
+        exit_code = run_command(partial(study_command.main, [str(folder)]))
+        if exit_code in (EXIT_RESUME, EXIT_STOPPED):
             return exit_code
         exit_codes.append(exit_code)
     from extensions.sweep import report  # figures: a second
@@ -72,10 +72,10 @@ def _command_line() -> CommandLine:
     add = parser.add_argument
     add("name", metavar="NAME", help="a sweep, or a started sweep's folder")
     add("overrides", nargs="*", metavar="key.path=value", help="for every cell")
-    add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list, as 0,1,2")
+    add("--seeds", type=parse_seeds, metavar="N", help="how many, from 0; or a list, as 0,1,2")
     add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
     add("--dry-run", action="store_true", help="list the cells, and which of them fit")
-    add("--gpu", type=gpu_key, help="whose memory counts, instead of this machine's")
+    add("--gpu", type=parse_gpu, help="whose memory counts, instead of this machine's")
     return parser
 
 
@@ -107,13 +107,13 @@ def _choose_folder(args, sweep: Sweep) -> Path:
     return out
 
 
-def _compare_memory(study: Study, gpu: str | None) -> str:
+def _compare_memory(study: StudyPlan, gpu: str | None) -> str:
     """Compare the memory that a study's largest run needs with this machine's, or with a named
     GPU's."""
     from experiments.training.plan import plan  # torch: seconds, not for a wrong name
     from models import device
 
-    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    loaded = recipes.load_recipes(study.recipes, study.overlays, study.overrides)
     needed_bytes = max(plan(recipe).memory_needed for recipe in loaded.values())
     available_bytes = GPUS[gpu].memory if gpu else device.usable_memory_bytes()
     verdict = "fits" if needed_bytes <= available_bytes else "does not fit"
@@ -121,4 +121,4 @@ def _compare_memory(study: Study, gpu: str | None) -> str:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -5,8 +5,13 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from experiments.config.yaml_with_origins import find, flat, read_override, yaml_files
-from experiments.study import Study, read
+from experiments.config.yaml_with_origins import (
+    find_by_name,
+    flatten_sections,
+    list_yaml_files,
+    read_override,
+)
+from experiments.study import StudyPlan, read_study
 
 FOLDER = Path(__file__).resolve().parent
 FILE = "sweep.yaml"
@@ -14,7 +19,7 @@ PROCESSES = "sharded.processes"
 GOLDEN_RATIO = 0.618  # multiples of it, taken modulo 1, fill an interval evenly from the start
 
 
-class Sweep(Study):
+class Sweep(StudyPlan):
     """sweep.yaml: a study, and `axes`: the values of some keys of its recipes."""
 
     axes: dict[str, list[int | str]]
@@ -22,7 +27,7 @@ class Sweep(Study):
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, axes: dict) -> dict:
-        return flat(axes) if isinstance(axes, dict) else axes
+        return flatten_sections(axes) if isinstance(axes, dict) else axes
 
     def override(self, overrides: list[str]) -> None:
         """Take the keys of a command line. A key that it sets is not an axis any more."""
@@ -40,7 +45,7 @@ class Sweep(Study):
         """Name the folder of a cell."""
         return "_".join(f"{key.rpartition('.')[2]}-{cell[key]}" for key in self.axes)
 
-    def studies(self) -> dict[str, Study]:
+    def studies(self) -> dict[str, StudyPlan]:
         """Make the study of each cell, by its folder, in a space-filling order: a sweep that is
         stopped early has covered every axis."""
         cells = self.cells()
@@ -51,7 +56,7 @@ class Sweep(Study):
             cell_overrides = [f"{key}={value}" for key, value in cell.items()]
             fields = self.model_dump(exclude={"axes"})
             fields["overrides"] = self.overrides + cell_overrides
-            studies[self.folder(cell)] = Study(**fields)
+            studies[self.folder(cell)] = StudyPlan(**fields)
         return studies
 
 
@@ -59,5 +64,7 @@ def load_sweep(name: str) -> Sweep:
     """Read the sweep of a name, or of a started sweep's folder. Raises `InputError`."""
     path = Path(name) / FILE
     if not path.exists():
-        path = find(f"sweep or folder with a {FILE}", name, yaml_files(FOLDER / "sweeps"))
-    return read(path, Sweep)
+        path = find_by_name(
+            f"sweep or folder with a {FILE}", name, list_yaml_files(FOLDER / "sweeps")
+        )
+    return read_study(path, Sweep)

@@ -24,7 +24,7 @@ from analysis.plots.style import GREY, finding, plot, short_name
 from analysis.speed import Ratio
 from analysis.study import StudyError, read_study
 from analysis.table import loss_word, speed_word
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from extensions.sweep.cells import PROCESSES, load_sweep
 
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
@@ -133,7 +133,7 @@ def speed_ups(axes: Axes, cells: pd.DataFrame) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("extensions.sweep.report", __doc__)
     parser.add_argument("folder", type=Path, metavar="SWEEP", help="the folder of a sweep")
-    folder = parser.parse(argv).folder
+    folder = parser.parse_arguments(argv).folder
     cells = read_cells(folder)
     print(QUESTION, answer(cells), report.drawn(table(cells)), *notes(cells), sep="\n")
     html = render(
@@ -148,8 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     page.write_text(html, encoding="utf-8")
     cells.to_json(folder / "report.json", orient="index", indent=2)
     print(f"\nPage: {page}")
-    return COMPLETED
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

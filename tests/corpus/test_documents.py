@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from experiments import data
-from experiments.corpus.tokens import prepare
+from experiments.corpus.tokens import prepare_token_file
 from models.errors import InputError
 from tests.make_corpus import EOS, write_parquet
 
@@ -30,7 +30,7 @@ def refused(config, path=None) -> str:
     """The one sentence about what is wrong."""
     config.training.dataset_path = str(path) if path else config.training.dataset_path
     with pytest.raises(InputError) as error:
-        prepare(config)
+        prepare_token_file(config)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -41,7 +41,7 @@ def tokens_of(config, *columns) -> list[int]:
     os.makedirs(folder)
     for number, shard in enumerate(columns):
         pq.write_table(pa.table(shard), f"{folder}/{number}.parquet")
-    return prepare(config).tokens.tolist()
+    return prepare_token_file(config).tokens.tolist()
 
 
 # ---- paths ----
@@ -56,7 +56,7 @@ def test_a_path_is_no_pattern(config, tmp_path, name):
     write_parquet(tmp_path / name / "other.parquet", ["w4"])
     for given, tokens in ((f"{name}/{name}.parquet", [3, EOS]), (name, [3, EOS, 4, EOS])):
         config.training.dataset_path = str(tmp_path / given)
-        assert sorted(prepare(config).tokens.tolist()) == sorted(tokens)
+        assert sorted(prepare_token_file(config).tokens.tolist()) == sorted(tokens)
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)

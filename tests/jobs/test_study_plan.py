@@ -26,16 +26,18 @@ def write_study(folder: Path, *keys: str) -> None:
     """Write a completed study of a run, whose recipe had some keys."""
     run = folder / "baseline/seed0"
     write_run(run)
-    made = recipes.load("baseline", ["cpu"], keys).with_seed(0)
+    made = recipes.load_recipe("baseline", ["cpu"], keys).with_seed(0)
     (run / RECIPE).write_text(recipes.to_yaml(made))
     (folder / "study.yaml").write_text(PLAN)
 
 
 def test_a_study_of_named_recipes():
-    assert study.load(["tensorwise_fp8_compiled", "baseline"]).reference == "baseline"
+    assert study.load_study(["tensorwise_fp8_compiled", "baseline"]).reference == "baseline"
     pair = ["tensorwise_fp8_compiled", "baseline_compiled"]
-    assert {study.load(names).reference for names in (pair, pair[::-1])} == {"baseline_compiled"}
-    assert study.load(["rowwise_fp8_compiled"]).reference == "rowwise_fp8_compiled"
+    assert {study.load_study(names).reference for names in (pair, pair[::-1])} == {
+        "baseline_compiled"
+    }
+    assert study.load_study(["rowwise_fp8_compiled"]).reference == "rowwise_fp8_compiled"
 
 
 @pytest.mark.parametrize("command", ["{}", "baseline --overlay cpu --out {}"])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from experiments.config.recipes import THE_FOUR
+from experiments.config.recipes import FOUR_RECIPES
 from tests import processes
 from tests.launch.jobs import Job, manifest_of, on_slurm, slurm, steps_of, submit
 from tests.processes import ROOT
@@ -158,7 +158,7 @@ def jobs(slurm_folder) -> dict[str, Job]:
 def test_four_recipes_side_by_side_of_which_one_is_killed(jobs):
     job = jobs["four"]
     assert job.end() == "FAILED 1:0, 0 restarts"
-    ran = [manifest_of(job.run(f"{recipe}/seed0")) for recipe in THE_FOUR]
+    ran = [manifest_of(job.run(f"{recipe}/seed0")) for recipe in FOUR_RECIPES]
     assert [(each.hardware.visible_devices, each.status) for each in ran] == [
         ("0", "completed"), ("1", "running"), ("2", "completed"), ("3", "completed"),
     ]  # fmt: skip

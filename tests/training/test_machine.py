@@ -192,7 +192,7 @@ def test_gpus_without_fp8_units_are_refused(name, capability, has_fp8, monkeypat
     monkeypatch.setattr(device, "device_name", lambda: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(machine, "check_compilation", Mock())
-    planned = plan(recipes.load("tensorwise_fp8_compiled", ["cpu"]))
+    planned = plan(recipes.load_recipe("tensorwise_fp8_compiled", ["cpu"]))
     fp8 = SimpleNamespace(layers=["output"], emulated=False)
     planned = SimpleNamespace(config=planned.config, fp8=fp8)
     if has_fp8:
@@ -216,7 +216,7 @@ def test_what_triton_compiles_with_is_asked_for(compiler, headers, missing, tmp_
     monkeypatch.setattr(compilation, "get_paths", lambda scheme: {"include": tmp_path})
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(InputError, match=missing):
-        machine.check_units(plan(recipes.load("baseline_compiled")))
+        machine.check_units(plan(recipes.load_recipe("baseline_compiled")))
 
 
 def refuse(code: int) -> Mock:
@@ -241,8 +241,8 @@ def test_folders_for_compiled_code_are_tried(function, code, reason, tmp_path, m
     compilation.check_compilation()
     monkeypatch.setattr(function, refuse(code))
     with pytest.raises(InputError, match=rf"caches/triton: .*{reason}.*TORCHINDUCTOR_CACHE_DIR"):
-        machine.check_units(plan(recipes.load("baseline_compiled", ["cpu"])))
-    machine.check_units(plan(recipes.load("baseline", ["cpu"])))  # compiles nothing
+        machine.check_units(plan(recipes.load_recipe("baseline_compiled", ["cpu"])))
+    machine.check_units(plan(recipes.load_recipe("baseline", ["cpu"])))  # compiles nothing
 
 
 def test_a_full_folder_for_temporary_files_is_found(tmp_path, monkeypatch):
@@ -263,9 +263,9 @@ def test_a_study_compiles_where_temporary_files_are(tmp_path, monkeypatch):
     from experiments.jobs import runner
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(runner, "COMPILE_CACHES", runner.CACHE_VARIABLES)
-    assert runner.compile_folders() == [str(tmp_path)]
-    monkeypatch.setattr(runner, "COMPILE_CACHES", set())
+    monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", runner.CACHE_VARIABLES)
+    assert runner.list_compile_folders() == [str(tmp_path)]
+    monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", set())
     for name in runner.CACHE_VARIABLES:
         monkeypatch.setenv(name, "/mine")
-    assert runner.compile_folders() == ["/mine", "/mine"]
+    assert runner.list_compile_folders() == ["/mine", "/mine"]

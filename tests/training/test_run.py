@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config import recipes
-from experiments.run import SPINS, main
+from experiments.run import OPENMP_SPINS, main
 from experiments.study import main as study_main
 from models import device
 from models.errors import InputError
@@ -20,7 +20,7 @@ def test_threads_share_the_cores_unless_the_user_chose(run_here, monkeypatch):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     run_here("no_such_recipe")
-    assert os.environ.pop("GOMP_SPINCOUNT") == str(SPINS)
+    assert os.environ.pop("GOMP_SPINCOUNT") == str(OPENMP_SPINS)
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     run_here("no_such_recipe")
     assert "GOMP_SPINCOUNT" not in os.environ
@@ -36,7 +36,7 @@ def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
     """On a GPU it would start NCCL; here the map of backends says so of the CPU, where there is
     none."""
     monkeypatch.setitem(dist.Backend.default_device_backend_map, device.TYPE, "nccl")
-    train(recipes.load("baseline", ["cpu"], TINY).config)
+    train(recipes.load_recipe("baseline", ["cpu"], TINY).config)
     assert dist.get_backend() == "gloo"
 
 

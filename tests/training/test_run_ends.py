@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from experiments.jobs.command import COME_BACK
+from experiments.jobs.command import EXIT_RESUME
 from experiments.records.files import FULL
 from experiments.records.run import read_log
 from experiments.run import main
@@ -88,8 +88,8 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
     keys = ["training.steps=12", "metrics.log_freq=3", "checkpoint.enable=true"]
     keys += ["checkpoint.interval=4", "checkpoint.keep_latest_k=2", "checkpoint.async_mode=async"]
 
-    before_step(1, lambda trainer: setattr(trainer.stop, "code", COME_BACK))
-    assert train(*keys) == COME_BACK
+    before_step(1, lambda trainer: setattr(trainer.stop, "exit_code", EXIT_RESUME))
+    assert train(*keys) == EXIT_RESUME
 
     command = [sys.executable, "-c", KILLED_IN_STEP_7, "baseline", *OVERLAY, "--out", out, *keys]
     assert processes.run(command, check=False).returncode == -signal.SIGKILL

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
-from extensions.scalings import SCALINGS, Keys, convert, signal_to_noise
+from extensions.scalings import SCALINGS, Section, convert, signal_to_noise
 from extensions.scalings.layer import end_step, round_blocks, scaled_linear
 from tests.models import layers
 from tests.models.layers import operands, results
@@ -26,10 +26,10 @@ def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
     `operands`."""
     if name in SCALINGS:
         recipe = "tensorwise"
-        section = Keys(name, **keys)
+        section = Section(name, **keys)
     else:
         recipe = name
-        section = Keys(None, **keys)
+        section = Section(None, **keys)
 
     def convert_layer(model: nn.Module, plan) -> None:
         plan.config.scalings = section

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.jobs.command import code_of
+from experiments.jobs.command import run_command
 from experiments.run import main
 from experiments.training.plan import plan
 from extensions.sharded.ranks import reserved_port, variables
@@ -32,7 +32,7 @@ def fork(rank: int, count: int, runs: list[tuple[int, list[str]]]) -> int:
         return child
     for port, arguments in runs:
         os.environ.update(variables(rank, count, port))
-        code_of(partial(main, arguments))
+        run_command(partial(main, arguments))
     os._exit(0)
 
 
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     folder, asked = sys.argv[1:]
     of_as_many = defaultdict(list)
     for name, (recipe, keys) in json.loads(asked).items():
-        count = plan(recipes.load(recipe, ["cpu"], keys)).world_size
+        count = plan(recipes.load_recipe(recipe, ["cpu"], keys)).world_size
         of_as_many[count].append([recipe, "--overlay", "cpu", "--out", f"{folder}/{name}", *keys])
     for count, runs in sorted(of_as_many.items()):
         sockets = [reserved_port() for _ in runs]

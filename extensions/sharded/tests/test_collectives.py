@@ -32,7 +32,7 @@ def profile_step(name: str, override: str, ranks: int = 2) -> dict:
     model of one block."""
     keys = ["compile.enable=false", "training.local_batch_size=1", "training.seq_len=32"]
     keys += ["model.sizes={n_layers: 1, vocab_size: 64}", f"sharded.processes={ranks}", override]
-    planned = plan(recipes.load(name, ["cpu"], keys))
+    planned = plan(recipes.load_recipe(name, ["cpu"], keys))
     config = planned.config
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
@@ -44,7 +44,7 @@ def profile_step(name: str, override: str, ranks: int = 2) -> dict:
         dims.build_mesh()
         model = build_model(config).bfloat16()
         float8.convert_linears(model, planned)
-        model = parallelize_model(model, dims, config, planned.recipe.hook("parallelize"))
+        model = parallelize_model(model, dims, config, planned.recipe.find_hook("parallelize"))
         proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))
         with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from experiments.jobs.command import FAILED, Stop
+from experiments.jobs.command import EXIT_FAILED, StopRequest
 from experiments.records.run import Manifest, Proof, last_interval
 from experiments.run import main
 from extensions.sharded import ranks
@@ -25,7 +25,7 @@ def run_two(tmp_path, monkeypatch, capfd):
 
     def run(lines: str) -> tuple[int, str]:
         (tmp_path / "stand_in.py").write_text(f"import os, signal, sys, time\n{lines}")
-        code = run_ranks(["stand_in"], 2, Stop())
+        code = run_ranks(["stand_in"], 2, StopRequest())
         return code, capfd.readouterr().err
 
     return run
@@ -37,7 +37,7 @@ NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS"]
 def test_each_rank_is_told_of_the_others_and_of_its_share(run_two, monkeypatch):
     """Whatever variables of ranks this process has. The output of the rank that failed follows."""
     monkeypatch.setenv("RANK", "7")
-    monkeypatch.setattr(ranks, "gpus", lambda: [None])
+    monkeypatch.setattr(ranks, "list_visible_gpus", lambda: [None])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     code, said = run_two(
         f"print(*map(os.environ.get, {NAMES}), file=sys.stderr)\nsys.exit(int(os.environ['RANK']))"
@@ -47,7 +47,7 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(run_two, monkeypatch):
 
 
 def test_a_run_that_takes_more_gpus_than_are_here_is_refused(monkeypatch, fails):
-    monkeypatch.setattr(ranks, "gpus", lambda: ["0"])
+    monkeypatch.setattr(ranks, "list_visible_gpus", lambda: ["0"])
     keys = ["baseline", "--overlay", "cpu", "sharded.processes=2"]
     assert "takes 2 GPUs, and 1 are here" in fails(main, *keys)
 
@@ -60,7 +60,7 @@ def test_a_killed_rank_ends_the_others_although_they_wait_for_it(dies, run_two, 
         f"if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.{dies})\n"
         "time.sleep(60)"
     )
-    assert code == FAILED and f"rank 1 was killed by {dies}" in said
+    assert code == EXIT_FAILED and f"rank 1 was killed by {dies}" in said
 
 
 def test_ranks_that_fail_alike_are_one_failure(run_two):

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from experiments import study as study_command
-from experiments.config.yaml_with_origins import dump
-from experiments.jobs.command import COME_BACK, FOR_GOOD
+from experiments.config.yaml_with_origins import dump_yaml
+from experiments.jobs.command import EXIT_RESUME, EXIT_STOPPED
 from extensions.sweep import __main__ as command
 from extensions.sweep import report, tables
 from extensions.sweep.cells import FILE, PROCESSES, Sweep, load_sweep
@@ -40,7 +40,7 @@ def planted(tmp_path_factory):
     """Two complete cells, and two that have not run. Two processes are 1.6 times as fast as one,
     and FP8 is 1.25 times as fast as bf16."""
     folder = tmp_path_factory.mktemp("sweep")
-    (folder / FILE).write_text(dump(SWEEP.model_dump()))
+    (folder / FILE).write_text(dump_yaml(SWEEP.model_dump()))
     for world_size, cell, step_s in (1, ONE, 0.5), (2, TWO, 0.5 / 1.6):
         changes = [{"world_size": world_size, "step_s": step_s}, {"runs": ["T/*"], "speed": 1.25}]
         exact = {"start_spread": 0.0, "sd": 0.0}
@@ -71,7 +71,7 @@ def test_a_key_of_the_command_line_is_not_an_axis_any_more():
 def started(monkeypatch):
     """The folders of studies that a sweep started; none of them trains."""
     folders = []
-    monkeypatch.setattr(command.Stop, "listen", lambda self: None)
+    monkeypatch.setattr(command.StopRequest, "listen", lambda self: None)
     monkeypatch.setattr(command.study_command, "main", lambda line: folders.extend(line) or 0)
     return folders
 
@@ -84,14 +84,14 @@ def test_a_sweep_resumes_in_its_folder_and_takes_more_seeds(tmp_path, started):
     for seeds, words in ([0], ["cpu", *keys]), ([0, 1], [str(out), "--seeds", "2"]):
         started.clear()
         assert command.main(words) == 0
-        written = study_command.read(out / "processes-2" / "study.yaml")
+        written = study_command.read_study(out / "processes-2" / "study.yaml")
         assert sorted(started) == cells
         assert written.seeds == seeds and written.overrides[-1] == "sharded.processes=2"
     with pytest.raises(InputError):  # another sweep
         command.main(["cpu", *keys, "training.steps=99"])
 
 
-@pytest.mark.parametrize("code", [COME_BACK, FOR_GOOD])
+@pytest.mark.parametrize("code", [EXIT_RESUME, EXIT_STOPPED])
 def test_a_study_that_is_asked_to_stop_ends_the_sweep(tmp_path, started, monkeypatch, code):
     codes = iter([1, code])  # one that fails does not
     monkeypatch.setattr(command.study_command, "main", lambda line: next(codes))
