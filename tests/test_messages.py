@@ -50,8 +50,8 @@ def said(case: str) -> str:
     message = re.sub(r"of [\d.]+ GiB", "of N GiB", message)
     message = message.replace(PYTHON, ".venv/bin/python")
     # few recipes are left without extensions, and so all are named
-    listed = LIST_COMMAND.replace(PYTHON, ".venv/bin/python")
-    message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", listed, message)
+    list_command = LIST_COMMAND.replace(PYTHON, ".venv/bin/python")
+    message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", f"{list_command} has all", message)
     # a library's words
     message = re.sub(r"\((\w+Invalid|HF\w+|Exception): .*?\)(?=:)", r"(\1)", message)
     return f"{case}\nexit {code}\n{message.rstrip()}"

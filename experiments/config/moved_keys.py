@@ -18,14 +18,15 @@ class Move(NamedTuple):
 
 @cache
 def read_moves() -> dict[str, Move]:
-    """Read the table: all moves by the old key, or by the old section with a dot at its end."""
+    """Read all moves by the old key, or by the old section with a dot at its end."""
     table = yaml.safe_load(MOVES_FILE.read_text("utf-8"))
-    dropped = {old: Move("", note) for old, note in table["dropped"].items()}
-    moved = {}
-    for old_key, new_key in table["moved"].items():
-        key, _, note = new_key.partition(" ")
-        moved[old_key] = Move(key, note)
-    return moved | dropped
+    moves = {}
+    for old_key, text in table["moved"].items():
+        new_key, _, note = text.partition(" ")
+        moves[old_key] = Move(new_key, note)
+    for old_key, note in table["dropped"].items():
+        moves[old_key] = Move("", note)
+    return moves
 
 
 def find_move(key: str) -> Move | None:
@@ -34,6 +35,8 @@ def find_move(key: str) -> Move | None:
         return read_moves()[key]
     for old_key, move in read_moves().items():
         if old_key.endswith(".") and f"{key}.".startswith(old_key):
-            inner = key[len(old_key) :]
-            return move._replace(key=f"{move.key}{inner}".rstrip(".")) if move.key else move
+            if not move.key:
+                return move
+            rest_of_key = key[len(old_key) :]
+            return move._replace(key=f"{move.key}{rest_of_key}".rstrip("."))
     return None

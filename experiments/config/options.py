@@ -23,44 +23,57 @@ SWITCH_VALUES = {
 
 @cache
 def read_options() -> dict[str, str]:
-    """Read the table: the key of each option, or key=value of a switch."""
+    """Read the key of each option, or key=value of a switch."""
     table = yaml.safe_load(OPTIONS_FILE.read_text("utf-8"))
-    return {option: key for key, options in table.items() for option in options}
+    key_by_option = {}
+    for key, options in table.items():
+        for option in options:
+            key_by_option[option] = key
+    return key_by_option
 
 
 def translate_option(option: str, next_word: str | None) -> str | None:
-    """Write an option with its value as `key=value`; None if no key is known for it.
+    """Write an option with its value as `key=value`; None for an option that is not a key's.
 
     Args:
         option: as it was typed, as `--steps` or `--steps=5`.
-        following: the word behind the option, if there is one.
+        next_word: the word behind the option, if there is one.
     """
     name, equals, value = option.lstrip("-").partition("=")
     if not equals:
         is_value = next_word and not next_word.startswith("--") and "=" not in next_word
         value = next_word if is_value else None
-    section, dot, last = name.replace("-", "_").rpartition(".")
-    is_off = last.startswith("no_")
-    last = last.removeprefix("no_")
+    section, dot, last_part = name.replace("-", "_").rpartition(".")
+    is_off = last_part.startswith("no_")
+    last_part = last_part.removeprefix("no_")
     if dot:
-        return _translate_dotted(f"{section}.{last}", value, is_off)
-    key = _find_option_key(last.replace("_", "-"))
-    if not key:
+        return _translate_dotted(f"{section}.{last_part}", value, is_off)
+    table_entry = _find_option_key(last_part.replace("_", "-"))
+    if not table_entry:
         return None
-    key, equals, default = key.partition("=")
-    if equals:  # a switch: the following word may be a recipe's name
-        on = "false" if is_off else SWITCH_VALUES.get((value or "").lower(), "true")
-        if on == "false" and default != "true":
-            return None
-        return f"{key}={default if on == 'true' else 'false'}"
-    return _write_override(key, value, is_off)
+    key, equals, value_when_on = table_entry.partition("=")
+    if not equals:
+        return _write_override(key, value, is_off)
+    # a switch: the next word may be a recipe's name
+    if not is_off and _read_switch(value) == "true":
+        return f"{key}={value_when_on}"
+    if value_when_on == "true":
+        return f"{key}=false"
+    return None
+
+
+def _read_switch(value: str | None) -> str:
+    """Read the value of a switch, as `yes`; `true` for every text that is not a switch's value."""
+    return SWITCH_VALUES.get((value or "").lower(), "true")
 
 
 def _translate_dotted(key: str, value: str | None, is_off: bool) -> str:
     """Write an option by torchtitan's name for a key, perhaps an old one."""
     move = find_move(key)
+    if move and not move.key:
+        return f"{key}, which torchtitan has dropped"
     if move and move.note:
-        return f"{move.key}=…, {move.note}" if move.key else f"{key}, which torchtitan has dropped"
+        return f"{move.key}=…, {move.note}"
     return _write_override(move.key if move else key, value, is_off)
 
 
@@ -69,14 +82,16 @@ def _write_override(key: str, value: str | None, is_off: bool) -> str:
     if is_off:
         value = "false"
     elif _is_switch(key):  # the following word may be a recipe's name
-        value = SWITCH_VALUES.get((value or "").lower(), "true")
-    return f"{key}=…" if value is None else quote(f"{key}={value}")
+        value = _read_switch(value)
+    if value is None:
+        return f"{key}=…"
+    return quote(f"{key}={value}")
 
 
 def _is_switch(key: str) -> bool:
     """Tell if a key's value is true or false, by its name."""
-    last = key.rpartition(".")[2]
-    return last.startswith(("enable", "disable")) or last in ("compile", "deterministic")
+    last_part = key.rpartition(".")[2]
+    return last_part.startswith(("enable", "disable")) or last_part in ("compile", "deterministic")
 
 
 def _find_option_key(name: str) -> str | None:
@@ -86,9 +101,9 @@ def _find_option_key(name: str) -> str | None:
         return table[name]
     from experiments.config.keys import list_keys  # torch: seconds
 
-    last = f".{name.replace('-', '_')}"
-    near = [key for key in list_keys() if key.endswith(last)]
-    if near:
-        return near[0]
-    similar = difflib.get_close_matches(name, table, 1, cutoff=0.8)
-    return table[similar[0]] if similar else None
+    key_ending = f".{name.replace('-', '_')}"
+    for key in list_keys():
+        if key.endswith(key_ending):
+            return key
+    similar_options = difflib.get_close_matches(name, table, 1, cutoff=0.8)
+    return table[similar_options[0]] if similar_options else None

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 RECIPES_FOLDER = ROOT / "recipes"
 OVERLAYS_FOLDER = RECIPES_FOLDER / "overlays"
 STUDIES_FOLDER = RECIPES_FOLDER / "studies"
-# Functions of extensions in place of the core's, of which a recipe may have one
+# Functions of extensions in place of the core's; a recipe may have one of each
 SINGLE_HOOKS = (
     "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
     "own_rows", "parallelize", "processes", "run", "shards", "start",
@@ -56,8 +56,11 @@ FOUR_RECIPES = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensor
 
 
 class Provenance(BaseModel):
-    """The section `resolved` of a resolved file: what the recipe was made of, and, in a run's
-    folder, what experiments/training/plan.py worked out of it. base.yaml has no `base`."""
+    """The section `resolved` of a resolved file: what the recipe was made of.
+
+    In a run's folder it also has what experiments/training/plan.py worked out of the recipe.
+    base.yaml has no `base`.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -80,35 +83,33 @@ class Recipe:
     provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self):
-        """Refuse two extensions in place of one function of the core. Raises `InputError`."""
-        for name in SINGLE_HOOKS:
-            theirs = [each for each, module in self.extensions.items() if hasattr(module, name)]
-            if len(theirs) > 1:
+        """Refuse two extensions that replace one function of the core. Raises `InputError`."""
+        for hook in SINGLE_HOOKS:
+            sections = [name for name, module in self.extensions.items() if hasattr(module, hook)]
+            if len(sections) > 1:
                 raise InputError(
-                    f"{' and '.join(theirs)} do not go together, as each has its own `{name}`: "
+                    f"{' and '.join(sections)} do not go together, as each has its own `{hook}`: "
                     "leave out one of these sections"
                 )
 
     def find_hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
         assert name in SINGLE_HOOKS
-        return next(iter(self.find_hooks(name)), default)
+        hooks = self.find_hooks(name)
+        return hooks[0] if hooks else default
 
     def find_hooks(self, name: str) -> list[Callable]:
-        """Return all extensions' functions called `name`: they add to what the core does."""
-        return [
-            getattr(module, name) for module in self.extensions.values() if hasattr(module, name)
-        ]
+        """Return the function `name` of each extension: they add to what the core does."""
+        modules = self.extensions.values()
+        return [getattr(module, name) for module in modules if hasattr(module, name)]
 
     def with_seed(self, seed: int) -> "Recipe":
         """Return this recipe with another seed."""
-        config, overrides = (
-            deepcopy(self.config),
-            [*self.provenance.overrides, f"debug.seed={seed}"],
-        )
+        config = deepcopy(self.config)
         config.debug.seed = seed
-        made = self.provenance.model_copy(update={"overrides": overrides})
-        return replace(self, config=config, provenance=made)
+        overrides = [*self.provenance.overrides, f"debug.seed={seed}"]
+        provenance = self.provenance.model_copy(update={"overrides": overrides})
+        return replace(self, config=config, provenance=provenance)
 
     @cached_property
     def digest(self) -> str:
@@ -144,68 +145,65 @@ def load_recipe(
         name: a recipe's name, or the path of a .yaml file; one outside `recipes/` needs no `base`.
         overlays: names, applied in this order.
         overrides: `key.path=value` each, the value read as YAML.
-        compared: True for one of several recipes with these overlays and overrides: another recipe
-            may read a key of FP8 that this one does not read.
+        is_compared: True for one of several recipes with these overlays and overrides: another
+            recipe may read a key of FP8 that this one does not read.
 
     Raises:
         InputError: if a file cannot be read; else listing every wrong key; else listing keys that
             contradict each other.
     """
-    is_path = name.endswith(".yaml")
-    path = (
-        Path(name).absolute()
-        if is_path
-        else find_by_name("recipe", name, list_yaml_files(RECIPES_FOLDER))
-    )
-    head, files = _read_with_ancestors(path, RECIPES_FOLDER)
-    of_base = f"{RECIPES_FOLDER.name}/base.yaml:"
-    own = [layer for layer in files if not layer[""].origin.startswith(of_base)]
-    overlay_files = [
-        find_by_name("overlay", overlay, list_yaml_files(OVERLAYS_FOLDER)) for overlay in overlays
+    if name.endswith(".yaml"):
+        path = Path(name).absolute()
+    else:
+        path = find_by_name("recipe", name, list_yaml_files(RECIPES_FOLDER))
+    head, file_layers = _read_with_ancestors(path, RECIPES_FOLDER)
+    base_origin = f"{RECIPES_FOLDER.name}/base.yaml:"
+    layers_above_base = [
+        layer for layer in file_layers if not layer[""].origin.startswith(base_origin)
     ]
-    overlay_layers = [
-        merge_layers(_read_with_ancestors(file, OVERLAYS_FOLDER)[1]) for file in overlay_files
-    ]
+    overlay_layers = [_read_overlay(overlay) for overlay in overlays]
     if head.base:
-        _warn_of_replaced_values(
-            merge_layers(own), dict(zip(overlays, overlay_layers, strict=True))
-        )
+        layer_by_overlay = dict(zip(overlays, overlay_layers, strict=True))
+        _warn_of_replaced_values(merge_layers(layers_above_base), layer_by_overlay)
     command_line = merge_layers(map(read_override, overrides))
-    keys = merge_layers([*files, *overlay_layers, command_line])
-    from experiments.config.keys import (  # torch: not for a wrong name
-        import_extensions,
-        validate_recipe,
-    )
+    merged = merge_layers([*file_layers, *overlay_layers, command_line])
+
+    # torch: seconds, which a misspelt name need not wait for
+    from experiments.config.keys import import_extensions, validate_recipe
     from experiments.config.unread import find_unread_keys
 
-    before = head.resolved
-    made = Provenance(
-        base=head.base or before.base,
-        overlays=[*before.overlays, *overlays],
-        overrides=[*before.overrides, *overrides],
-        plan=before.plan,
-    )
-    extensions = import_extensions(keys)
+    extensions = import_extensions(merged)
     if "resolved" in head.model_fields_set:
-        own = []  # the file has all keys of the recipe that it was made of
-    unread = find_unread_keys(own, overlay_layers, command_line, is_compared)
-    config = validate_recipe(keys, extensions, unread)
-    by_user = command_line if before.overlay_checkpoints else merge_layers([*files, command_line])
-    is_asked = CHECKPOINT_KEY in by_user and by_user[CHECKPOINT_KEY].value
-    made.overlay_checkpoints = config.checkpoint.enable and not is_asked
+        layers_above_base = []  # the file has all keys of the recipe that it was made of
+    unread_keys = find_unread_keys(layers_above_base, overlay_layers, command_line, is_compared)
+    config = validate_recipe(merged, extensions, unread_keys)
     config.job.description = head.description
-    recipe = Recipe(head.name, head.description, config, extensions, made)
-    if made.plan and made.plan.get("recipe") != recipe.digest:
-        made.plan = None  # keys were changed since
+
+    parent = head.resolved
+    if parent.overlay_checkpoints:
+        user_layer = command_line
+    else:
+        user_layer = merge_layers([*file_layers, command_line])
+    user_wants_checkpoints = CHECKPOINT_KEY in user_layer and user_layer[CHECKPOINT_KEY].value
+    provenance = Provenance(
+        base=head.base or parent.base,
+        overlays=[*parent.overlays, *overlays],
+        overrides=[*parent.overrides, *overrides],
+        overlay_checkpoints=config.checkpoint.enable and not user_wants_checkpoints,
+        plan=parent.plan,
+    )
+    recipe = Recipe(head.name, head.description, config, extensions, provenance)
+    if provenance.plan and provenance.plan.get("recipe") != recipe.digest:
+        provenance.plan = None  # keys were changed since
     return recipe
 
 
 def load_recipes(
     names: Iterable[str], overlays: Sequence[str], overrides: Sequence[str]
 ) -> dict[str, Recipe]:
-    """Resolve recipes for a comparison, by name. A key of FP8 must be read by one of them.
+    """Resolve recipes for a comparison, by name. One of them must read each key of FP8.
 
-    Raises as `load`.
+    Raises the errors of `load_recipe`.
     """
     names = [*names]
     loaded = {name: load_recipe(name, overlays, overrides, is_compared=True) for name in names}
@@ -214,45 +212,59 @@ def load_recipes(
     return {name: load_recipe(name, overlays, overrides) for name in names}
 
 
-def _warn_of_replaced_values(own: Layer, overlays: dict[str, Layer]) -> None:
-    """Warn where overlays replace values of the own files of a recipe."""
-    for overlay, layer in overlays.items():
-        for key in own.keys() & layer.keys():
-            if own[key].value != layer[key].value:
+def _warn_of_replaced_values(recipe_layer: Layer, layer_by_overlay: dict[str, Layer]) -> None:
+    """Warn where overlays replace values of a recipe."""
+    for overlay, overlay_layer in layer_by_overlay.items():
+        for key in recipe_layer.keys() & overlay_layer.keys():
+            setting = recipe_layer[key]
+            value = overlay_layer[key].value
+            if setting.value != value:
                 logging.getLogger().warning(
-                    f"{own[key].origin}: {key}: overlay {overlay} sets {layer[key].value} instead; "
-                    "what counts more is a value on the command line"
+                    f"{setting.origin}: {key}: overlay {overlay} sets {value} instead; what counts "
+                    "more is a value on the command line"
                 )
 
 
-def _read_with_ancestors(path: Path, folder: Path, *below: Path) -> tuple[_Head, list[Layer]]:
+def _read_with_ancestors(path: Path, folder: Path, *descendants: Path) -> tuple[_Head, list[Layer]]:
     """Read a recipe or overlay and its ancestors in `folder`.
 
-    Returns its head, and the keys of each file, its own last. `below`: the files that led here;
-    none of them can be an ancestor.
+    Returns its head and the layer of each file, base.yaml first. No file of `descendants` can be
+    an ancestor.
     """
-    keys = read_file(path)
-    stem = Setting(path.stem, keys[""].origin)
-    head = validate_layer(_Head.model_validate, {"name": stem} | keys)
-    of_head = _Head.model_fields.keys()
-    own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
+    layer = read_file(path)
+    default_name = Setting(path.stem, layer[""].origin)
+    head = validate_layer(_Head.model_validate, {"name": default_name} | layer)
+    section_keys = [key for key in layer if key.partition(".")[0] not in _Head.model_fields]
+    sections_layer = {key: layer[key] for key in section_keys}
     if head.base is None:
-        return head, [own]
-    family = [*below, path]
-    others = {name: other for name, other in list_yaml_files(folder).items() if other not in family}
-    kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
-    return head, [
-        *_read_with_ancestors(find_by_name(kind, head.base, others, origin), folder, *family)[1],
-        own,
-    ]
+        return head, [sections_layer]
+    family = [*descendants, path]
+    possible_parents = {
+        name: file for name, file in list_yaml_files(folder).items() if file not in family
+    }
+    origin = f"{layer['base'].origin}: base: "
+    kind = "recipe that this one can be based on"
+    parent_file = find_by_name(kind, head.base, possible_parents, origin)
+    _, ancestor_layers = _read_with_ancestors(parent_file, folder, *family)
+    return head, [*ancestor_layers, sections_layer]
 
 
-# ---- what a recipe says ----
+def _read_overlay(name: str) -> Layer:
+    """Read an overlay and its ancestors as one layer. Raises `InputError`."""
+    file = find_by_name("overlay", name, list_yaml_files(OVERLAYS_FOLDER))
+    _, layers = _read_with_ancestors(file, OVERLAYS_FOLDER)
+    return merge_layers(layers)
+
+
+# ---- write and compare recipes ----
 
 
 def to_yaml(recipe: Recipe, plan=None) -> str:
-    """Write the fully resolved recipe: every key of every section, and in a run's folder what its
-    plan worked out. It loads by path to an equal recipe."""
+    """Write the resolved recipe as YAML: every key of every section.
+
+    With a run's plan, the text also has what the plan worked out. The text loads, as a file, to an
+    equal recipe.
+    """
     sections = asdict(recipe.config)
     del sections["job"]
     resolved = recipe.provenance.model_dump()
@@ -282,10 +294,13 @@ def require_same_recipe(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def list_changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
-    """List (key.path, value before, value after) of the changed keys."""
-    old, new = flatten_sections(asdict(before)), flatten_sections(asdict(after))
-    return [(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
+def list_changes(parent: "Config", config: "Config") -> list[tuple[str, object, object]]:
+    """List (key.path, value of the parent, value of the config) of the keys that differ."""
+    parent_values = flatten_sections(asdict(parent))
+    values = flatten_sections(asdict(config))
+    keys = parent_values | values
+    changed_keys = [key for key in keys if parent_values.get(key) != values.get(key)]
+    return [(key, parent_values.get(key), values.get(key)) for key in changed_keys]
 
 
 def hash_text(text: str) -> str:

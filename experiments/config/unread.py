@@ -79,47 +79,46 @@ def find_unread_keys(
 ) -> list[str]:
     """List the keys of FP8 in the layers of a recipe, except the scaling itself.
 
-    Keys in layers below the last one with a scaling are left out: there, null turns off an
+    Keys in layers under the last one with a scaling are left out: a scaling of null turns off an
     inherited FP8 together with its keys.
 
     Args:
         files: keys of the recipe and its ancestors above base.yaml, which all recipes share.
-        overlays: keys of each overlay. One that sets other keys too is made for all recipes, and
+        overlays: keys of each overlay. An overlay that sets other keys too serves all recipes, and
             its keys of FP8 are left out.
         overrides: keys of the command line.
-        compared: True if other recipes have the same overlays and overrides. Then those are left
-            out.
+        is_compared: True if other recipes have the same overlays and overrides. Then the keys of
+            these are left out.
     """
     shared = [overlay for overlay in overlays if is_compared or _has_keys_outside_float8(overlay)]
     if is_compared:
         shared.append(overrides)
-    layers = [*files, *overlays, overrides]
-    layers = [_remove_float8_keys(layer) if layer in shared else layer for layer in layers]
-    while any(SCALING_KEY in layer for layer in layers[1:]):
-        layers.pop(0)
-    found = []
+    layers = []
+    for layer in [*files, *overlays, overrides]:
+        if SCALING_KEY in layer:
+            layers = []
+        layers.append(_remove_float8_keys(layer) if layer in shared else layer)
+    unread_keys = []
     for layer in layers:
-        inner = [
-            key for key in layer if key.startswith(f"{FLOAT8_SECTION}.") and key != SCALING_KEY
-        ]
-        if not inner and FLOAT8_SECTION in layer and SCALING_KEY not in layer:
-            inner = [FLOAT8_SECTION]  # an empty section
-        found += inner
-    return [*dict.fromkeys(found)]
+        float8_keys = [key for key in layer if _is_in_float8(key)]
+        if float8_keys == [FLOAT8_SECTION]:  # an empty section
+            unread_keys.append(FLOAT8_SECTION)
+        else:
+            unread_keys += [key for key in float8_keys if key not in (FLOAT8_SECTION, SCALING_KEY)]
+    return [*dict.fromkeys(unread_keys)]
+
+
+def _is_in_float8(key: str) -> bool:
+    """True for the section of FP8 and its keys."""
+    return f"{key}.".startswith(f"{FLOAT8_SECTION}.")
 
 
 def _remove_float8_keys(layer: Layer) -> Layer:
     """Leave out the keys of FP8, except for the scaling."""
-    return {
-        key: given
-        for key, given in layer.items()
-        if key == SCALING_KEY or not f"{key}.".startswith(f"{FLOAT8_SECTION}.")
-    }
+    kept_keys = [key for key in layer if key == SCALING_KEY or not _is_in_float8(key)]
+    return {key: layer[key] for key in kept_keys}
 
 
 def _has_keys_outside_float8(layer: Layer) -> bool:
-    """Tell if a layer sets keys outside the section of FP8."""
-    return any(
-        given.value != {} and not f"{key}.".startswith(f"{FLOAT8_SECTION}.")
-        for key, given in layer.items()
-    )
+    """True if a layer sets keys outside the section of FP8."""
+    return any(setting.value != {} and not _is_in_float8(key) for key, setting in layer.items())

@@ -23,16 +23,17 @@ Row = tuple[dict[str, torch.Tensor], torch.Tensor]
 def open_data(plan):
     """Open a plan's token file, writing it first if it is missing.
 
-    Returns the plan with it, and a sentence about what the run reads. Raises `InputError`.
+    Returns the plan with the token file, and a sentence about what the run reads. Raises
+    `InputError`.
     """
-    earlier = plan.recipe.provenance.plan
-    if earlier and not find_token_file_fault(Path(earlier["token_file"])):
-        token_file = TokenFile.open(Path(earlier["token_file"]))
+    recorded_plan = plan.recipe.provenance.plan
+    if recorded_plan and not find_token_file_fault(Path(recorded_plan["token_file"])):
+        token_file = TokenFile.open(Path(recorded_plan["token_file"]))
     else:
         token_file = prepare_token_file(plan.config)
         check_vocabulary(token_file, plan.args.vocab_size)
-    finding = describe_data(token_file, plan.config, plan.world_size)
-    return replace(plan, token_file=token_file), finding
+    description = describe_data(token_file, plan.config, plan.world_size)
+    return replace(plan, token_file=token_file), description
 
 
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
@@ -47,37 +48,41 @@ def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:
 
 def describe_data(token_file: TokenFile, config: Config, world_size: int = 1) -> str:
     """Say in a sentence what a run reads of a token file. Raises InputError if it has no row."""
-    rows, training = len(Rows(token_file, config)), config.training
+    n_rows = len(Rows(token_file, config))
+    training = config.training
     # a global batch of -1 is one forward pass of each process
-    batch = max(training.global_batch_size, training.local_batch_size * world_size)
-    needed = training.steps * batch
+    batch_size = max(training.global_batch_size, training.local_batch_size * world_size)
+    rows_of_run = training.steps * batch_size
     return (
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
-        f"{rows:,} {config.data.layout} rows of {training.seq_len:,}; "
-        f"the run reads {needed:,} rows, {needed / rows:.1%} of them"
+        f"{n_rows:,} {config.data.layout} rows of {training.seq_len:,}; "
+        f"the run reads {rows_of_run:,} rows, {rows_of_run / n_rows:.1%} of them"
     )
 
 
 class Rows(Dataset):
     """A token file in rows of `seq_len` tokens, laid out as `data.layout` says.
 
-    packed: row i is tokens[i * seq_len : (i + 1) * seq_len + 1], the input and, one further, the
-    labels. Neighbours share one token, so that every token but the file's first is a label exactly
-    once; the incomplete last row is left out. Documents in one row see each other.
+    packed: row i is tokens[i * seq_len : (i + 1) * seq_len + 1]. Its first seq_len tokens are the
+    input, its last seq_len tokens the labels. Neighbours share one token, so that each token except
+    the file's first is a label exactly once; the incomplete last row is left out. Documents in one
+    row see each other.
 
     padded: row i is document i, cut to seq_len + 1 tokens or padded with end-of-text. The
-    document's own end-of-text is a label; what follows it is IGNORE_INDEX.
+    end-of-text of the document is a label; the labels after it are IGNORE_INDEX.
     """
 
     def __init__(self, token_file: TokenFile, config: Config):
-        self.tokens, self.eos_id = token_file.tokens, token_file.eos_id
+        self.tokens = token_file.tokens
+        self.eos_id = token_file.eos_id
         self.seq_len = config.training.seq_len
         if config.data.layout == "padded":
-            self.starts, ends = token_file.documents[:-1], token_file.documents[1:]
+            self.starts = token_file.documents[:-1]
+            last_ends = token_file.documents[1:]
         else:
             self.starts = np.arange((len(self.tokens) - 1) // self.seq_len) * self.seq_len
-            ends = len(self.tokens)
-        self.ends = np.minimum(self.starts + self.seq_len + 1, ends)
+            last_ends = len(self.tokens)
+        self.ends = np.minimum(self.starts + self.seq_len + 1, last_ends)
         if len(self) < 1:
             raise InputError(
                 f"{token_file.dataset} has fewer tokens than one row: lower training.seq_len, "
@@ -88,47 +93,50 @@ class Rows(Dataset):
         return len(self.starts)
 
     def __getitem__(self, i: int) -> Row:
-        piece = self.tokens[self.starts[i] : self.ends[i]]
+        tokens = self.tokens[self.starts[i] : self.ends[i]]
         row = torch.full((self.seq_len + 1,), self.eos_id)
-        row[: len(piece)] = torch.from_numpy(piece.astype(np.int64))
+        row[: len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
         labels = row[1:].clone()
-        labels[len(piece) - 1 :] = IGNORE_INDEX
+        labels[len(tokens) - 1 :] = IGNORE_INDEX
         return {"input": row[:-1]}, labels
 
 
 class BatchLoader(BaseDataLoader):
     """Endless batches of {"input": [batch, seq_len]} and labels [batch, seq_len], int64 on the CPU.
 
-    Its state is the number of batches that it has given; it goes on with the next one.
+    Its state is the number of batches so far; a resumed loader continues with the next batch.
     """
 
     def __init__(self, token_file: TokenFile, config: Config, rows_of_rank: Callable = iter):
-        """Order the rows by `debug.seed`; `own_rows` takes this process's from their numbers.
+        """Order the rows by `debug.seed`; `rows_of_rank` selects this process's row numbers.
 
         Raises InputError if the corpus has no row.
         """
-        self.rows, self.config = Rows(token_file, config), config
-        self.own_rows, self.given = rows_of_rank, 0
+        self.rows = Rows(token_file, config)
+        self.config = config
+        self.rows_of_rank = rows_of_rank
+        self.n_batches = 0
 
     def __iter__(self) -> Iterator[Row]:
         training = self.config.training
-        numbers = self.own_rows(shuffle_rows(len(self.rows), self.config.debug.seed))
+        row_numbers = self.rows_of_rank(shuffle_rows(len(self.rows), self.config.debug.seed))
+        rows_so_far = self.n_batches * training.local_batch_size
         batches = DataLoader(
             self.rows,
             training.local_batch_size,
-            sampler=itertools.islice(numbers, self.given * training.local_batch_size, None),
-            generator=torch.Generator(),  # the global one is the model's, and checkpointed
+            sampler=itertools.islice(row_numbers, rows_so_far, None),
+            generator=torch.Generator(),  # the model uses the global one, and checkpoints have it
             **asdict(training.dataloader),
         )
         for batch in batches:
-            self.given += 1
+            self.n_batches += 1
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        return {"batches": self.given}
+        return {"batches": self.n_batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.given = state_dict["batches"]
+        self.n_batches = state_dict["batches"]
 
 
 def shuffle_rows(n_rows: int, seed: int) -> Iterator[int]:
