@@ -4,7 +4,7 @@
 
 Example: python -m experiments.data prepare baseline --overlay alps data.cache_dir=/scratch/tokens
 
-Exit codes: 0 written, or there already; 2 for bad input.
+Exit codes: 0 if the token file exists at the end, 2 for bad input.
 """
 
 from experiments.config import recipes

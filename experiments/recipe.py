@@ -36,10 +36,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def print_list(lists_all: bool) -> None:
-    """Print recipes, studies and overlays, each with its own line of description."""
-    known = recipes.list_yaml_files(recipes.RECIPES_FOLDER)
+    """Print recipes, studies and overlays, each with its description in one line."""
+    more_recipes = recipes.list_yaml_files(recipes.RECIPES_FOLDER)
     groups = {
-        "The four recipes": {name: known.pop(name) for name in recipes.FOUR_RECIPES},
+        "The four recipes": {name: more_recipes.pop(name) for name in recipes.FOUR_RECIPES},
         f"Studies: {PYTHON} -m experiments.study NAME": recipes.list_yaml_files(
             recipes.STUDIES_FOLDER
         ),
@@ -48,31 +48,30 @@ def print_list(lists_all: bool) -> None:
         ),
     }
     if lists_all:
-        for name, path in known.items():
+        for name, path in more_recipes.items():
             title = f"Recipes of {path.parent.relative_to(recipes.ROOT)}/"
             groups.setdefault(title, {})[name] = path
     for title, files in groups.items():
         print(title)
         for name, path in files.items():
-            description = read_file(path).get("description")
-            print(f"  {name:<40} {description.value if description else 'has no description'}")
+            setting = read_file(path).get("description")
+            description = setting.value if setting else "has no description"
+            print(f"  {name:<40} {description}")
     if not lists_all:
-        print(f"{len(known)} more recipes: add --all")
+        print(f"{len(more_recipes)} more recipes: add --all")
 
 
 def print_recipe(name: str, overlays: list[str], overrides: list[str], prints_all: bool) -> None:
-    """Print what a recipe and the given keys change in its parent, with overlays in both; all keys
-    if they are asked for."""
+    """Print what a recipe and `overrides` change in its parent, both with the overlays; with
+    `prints_all` also all keys."""
     recipe = recipes.load_recipe(name, overlays, overrides)
-    made = recipe.provenance
-    parent = (
-        recipes.load_recipe(made.base, made.overlays, is_compared=True) if made.base else recipe
-    )
     print(f"{recipe.name}: {recipe.description}")
-    if made.base:
-        print(f"Changes in {made.base}:")
-        for key, value, other in recipes.list_changes(parent.config, recipe.config):
-            print(f"  {key}: {json.dumps(value)} -> {json.dumps(other)}")
+    provenance = recipe.provenance
+    if provenance.base:
+        parent = recipes.load_recipe(provenance.base, provenance.overlays, is_compared=True)
+        print(f"Changes in {provenance.base}:")
+        for key, parent_value, value in recipes.list_changes(parent.config, recipe.config):
+            print(f"  {key}: {json.dumps(parent_value)} -> {json.dumps(value)}")
     print(f"All keys:\n{recipes.to_yaml(recipe)}" if prints_all else "All keys: add --all")
 
 
@@ -80,11 +79,14 @@ def make_schema() -> dict:
     """Make the JSON schema of a recipe file, with the sections of all extensions."""
     from experiments.config import keys  # torch
 
-    sections = [(name, own.Section) for name, own in keys.import_extensions().items()]
-    recipe = keys.make_validator(*sections).json_schema()
-    del recipe["properties"]["job"]
-    recipe["properties"] |= {name: {"type": "string"} for name in ("base", "description")}
-    return recipe | {"required": ["description"]}
+    extensions = keys.import_extensions()
+    sections = [(name, extension.Section) for name, extension in extensions.items()]
+    schema = keys.make_validator(*sections).json_schema()
+    del schema["properties"]["job"]
+    schema["properties"]["base"] = {"type": "string"}
+    schema["properties"]["description"] = {"type": "string"}
+    schema["required"] = ["description"]
+    return schema
 
 
 if __name__ == "__main__":

@@ -217,8 +217,8 @@ def configure_log(file: Path | None, line_filter: logging.Filter | None = None) 
 
 # ---- requests to stop ----
 #
-# SIGUSR1 (a cluster's time limit is near) ends a run or a study with EXIT_RESUME: the starter of the
-# command may start it again. SIGTERM and SIGINT (Ctrl-C) end it with EXIT_STOPPED. Training ends
+# SIGUSR1 (a cluster's time limit is near) ends a run or a study with EXIT_RESUME: its starter may
+# start it again. SIGTERM and SIGINT (Ctrl-C) end it with EXIT_STOPPED. Training ends
 # after its current step. Before the first step there is nothing to save, so a request ends the
 # process at once; so does a second Ctrl-C at any time.
 

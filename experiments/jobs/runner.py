@@ -64,6 +64,7 @@ class RunProcess:
     recipe: str  # the text of its recipe.yaml
     steps: int
     world_size: int = 1
+    description: str = ""  # what the run's plan says
     steps_before: int = 0  # the last step on record when the study began
     # Negative for a signal; EXIT_RESUME for a run whose turn did not come
     exit_code: int = EXIT_RESUME
