@@ -1,4 +1,4 @@
-"""Say what recipes there are, and what one of them changes.
+"""List the recipes, and show what one of them changes.
 
     python -m experiments.recipe list [--all]    the four recipes, studies and overlays; all recipes
     python -m experiments.recipe show NAME [--all] [--overlay O]… [key.path=value …]

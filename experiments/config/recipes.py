@@ -179,18 +179,18 @@ def load_recipe(
     config = validate_recipe(merged, extensions, unread_keys)
     config.job.description = head.description
 
-    parent = head.resolved
-    if parent.overlay_checkpoints:
+    recorded = head.resolved  # empty, except in a resolved file
+    if recorded.overlay_checkpoints:
         user_layer = command_line
     else:
         user_layer = merge_layers([*file_layers, command_line])
     user_wants_checkpoints = CHECKPOINT_KEY in user_layer and user_layer[CHECKPOINT_KEY].value
     provenance = Provenance(
-        base=head.base or parent.base,
-        overlays=[*parent.overlays, *overlays],
-        overrides=[*parent.overrides, *overrides],
+        base=head.base or recorded.base,
+        overlays=[*recorded.overlays, *overlays],
+        overrides=[*recorded.overrides, *overrides],
         overlay_checkpoints=config.checkpoint.enable and not user_wants_checkpoints,
-        plan=parent.plan,
+        plan=recorded.plan,
     )
     recipe = Recipe(head.name, head.description, config, extensions, provenance)
     if provenance.plan and provenance.plan.get("recipe") != recipe.digest:

@@ -78,11 +78,11 @@ class Rows(Dataset):
         self.seq_len = config.training.seq_len
         if config.data.layout == "padded":
             self.starts = token_file.documents[:-1]
-            last_ends = token_file.documents[1:]
+            max_ends = token_file.documents[1:]
         else:
             self.starts = np.arange((len(self.tokens) - 1) // self.seq_len) * self.seq_len
-            last_ends = len(self.tokens)
-        self.ends = np.minimum(self.starts + self.seq_len + 1, last_ends)
+            max_ends = len(self.tokens)
+        self.ends = np.minimum(self.starts + self.seq_len + 1, max_ends)
         if len(self) < 1:
             raise InputError(
                 f"{token_file.dataset} has fewer tokens than one row: lower training.seq_len, "

@@ -147,7 +147,7 @@ def train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
 
 
 def choose_end_of_text(tokenizer: Tokenizer, config: Config) -> str:
-    """Choose the token at the end of each document. Raises `InputError` if there is none."""
+    """Choose the token at the end of each document. Raises `InputError` without one."""
     assets_path = config.model.hf_assets_path
     token = config.data.end_of_text
     if token is not None:

@@ -1,4 +1,4 @@
-"""Start runs as processes, as many at once as there are GPUs, and watch them.
+"""Start runs as processes, as many at once as the machine has GPUs, and watch them.
 
 Each run of a study compiles into empty cache folders, which are removed after it. With shared
 folders the first run would compile for the later ones, and their times to the first step would not
@@ -64,7 +64,7 @@ class RunProcess:
     recipe: str  # the text of its recipe.yaml
     steps: int
     world_size: int = 1
-    description: str = ""  # what the run's plan says
+    description: str = ""  # of its plan
     steps_before: int = 0  # the last step on record when the study began
     # Negative for a signal; EXIT_RESUME for a run whose turn did not come
     exit_code: int = EXIT_RESUME
@@ -176,7 +176,7 @@ class RunProcess:
 
 
 def run_all(runs: list[RunProcess], stop: StopRequest) -> None:
-    """Start runs and wait for them, as many at once as there are GPUs.
+    """Start runs and wait for them, as many at once as the machine has GPUs.
 
     A request to stop is passed on to the runs, and no further run starts. A run takes at most the
     GPUs of this machine.

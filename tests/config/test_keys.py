@@ -15,7 +15,7 @@ from experiments.config.keys import DEFAULTS, find_replacement
 from experiments.config.moved_keys import read_moves
 from experiments.config.options import read_options, translate_option
 from experiments.config.recipes import flatten_sections, load_recipe, load_recipes
-from experiments.jobs.command import OPTIONS, CommandLine
+from experiments.jobs.command import OPTIONS_BY_COMMAND, CommandLine
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
@@ -332,14 +332,14 @@ def test_an_option_is_answered_with_the_key_that_it_means(words, key):
         assert "--seeds" not in str(error.value)
 
 
-@pytest.mark.parametrize("command", OPTIONS)
+@pytest.mark.parametrize("command", OPTIONS_BY_COMMAND)
 def test_an_option_of_another_command_is_answered_with_that_command(command):
     main = importlib.import_module(command).main
     if command != "analysis.report":
         with pytest.raises(InputError, match="--html is an option of .* -m analysis.report`"):
             main(["--html"])
-    taken = [option for option in OPTIONS[command] if option in help_of(main)]
-    assert taken == [*OPTIONS[command]]
+    taken = [option for option in OPTIONS_BY_COMMAND[command] if option in help_of(main)]
+    assert taken == [*OPTIONS_BY_COMMAND[command]]
 
 
 def help_of(main) -> str:
