@@ -29,9 +29,9 @@ EXIT_BAD_INPUT = 2
 EXIT_DIVERGED = 3
 EXIT_RESUME = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_STOPPED = 130  # a shell's exit code for Ctrl-C
-# An unknown option is compared with the options of a command: 1 is the same name
-MIN_SIMILARITY = 0.7
-MIN_SIMILARITY_TO_KEYS = 0.9  # to suggest the option although a key may be meant
+# Similarity of an unknown option's name and an option's name, by difflib: 1 for the same name
+SIMILAR_NAME = 0.7  # the option is suggested
+MISSPELT_NAME = 0.9  # the option is suggested, and no key
 # Options that only one command has
 OPTIONS_BY_COMMAND = {
     "analysis.report": ("--html", "--json", "--reference"),
@@ -72,9 +72,9 @@ class CommandLine(argparse.ArgumentParser):
     def _check_options(self, words: list[str]) -> None:
         """Refuse unknown options, and suggest options, keys and commands. Raises `InputError`."""
         unknown = []
-        options = []
-        keys = []
-        commands = []
+        suggested_options = []
+        suggested_keys = []
+        suggested_commands = []
         for word, next_word in itertools.zip_longest(words, words[1:]):
             is_number = re.match(r"-[.\d]", word)
             if is_number or not re.match("--?[^-]", word):
@@ -82,28 +82,29 @@ class CommandLine(argparse.ArgumentParser):
             if word.partition("=")[0] in self._option_string_actions:
                 continue
             unknown.append(word)
-            option = self._find_similar_option(word, MIN_SIMILARITY)
+            option = self._find_similar_option(word, SIMILAR_NAME)
+            is_misspelt = self._find_similar_option(word, MISSPELT_NAME) is not None
             key = None
-            if self.takes_keys and not self._find_similar_option(word, MIN_SIMILARITY_TO_KEYS):
+            if self.takes_keys and not is_misspelt:
                 from experiments.config.options import translate_option
 
                 key = translate_option(word, next_word)
             if key:
-                keys.append(key)
+                suggested_keys.append(key)
             elif option:
-                options.append(option)
+                suggested_options.append(option)
             else:
-                commands += _name_commands(word)
+                suggested_commands += _name_commands(word)
         if not unknown:
             return
         sentence = f"unrecognized arguments: {' '.join(unknown)}"
-        if options:
-            sentence += f"; take {' '.join(options)}"
-        if keys:
-            sentence += f"; keys have no dashes: {' '.join(keys)}"
-        elif commands:
-            sentence += f"; {', '.join(commands)}"
-        elif self.takes_keys and not options:
+        if suggested_options:
+            sentence += f"; take {' '.join(suggested_options)}"
+        if suggested_keys:
+            sentence += f"; keys have no dashes: {' '.join(suggested_keys)}"
+        elif suggested_commands:
+            sentence += f"; {', '.join(suggested_commands)}"
+        elif self.takes_keys and not suggested_options:
             sentence += "; keys have no dashes, as training.steps=200"
         self.error(sentence)
 
