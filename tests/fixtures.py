@@ -65,9 +65,9 @@ def process_as_before():
 @pytest.fixture
 def flavors(monkeypatch):
     """Copies: torchtitan writes a config's keys there."""
-    from models.architectures import architectures
+    from models.architectures import list_architectures
 
-    for architecture in architectures():
+    for architecture in list_architectures():
         for flavor, args in architecture.flavors.items():
             monkeypatch.setitem(architecture.flavors, flavor, replace(args))
 

@@ -110,7 +110,7 @@ def test_a_new_environment_on_a_gpu_gets_a_torch_that_was_tried(tmp_path, progra
 
     lines = (processes.ROOT / "constraints.txt").read_text().splitlines()
     [torch] = [Requirement(line).specifier for line in lines if line.startswith("torch")]
-    major, minor = device.NEWEST
+    major, minor = device.NEWEST_TORCH
     assert torch.contains(f"{major}.{minor}.1") and not torch.contains(f"{major}.{minor + 1}.0")
 
 
