@@ -9,6 +9,7 @@ from collections import ChainMap, Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from analysis.runs import Run, flat, read_yaml
 from experiments.config.recipes import RECIPES_FOLDER, list_yaml_files
@@ -160,7 +161,13 @@ def is_compared(key: str, values: Counter, reference_values: Counter) -> bool:
     if key.startswith((*RUN_NAMES, *DERIVED)) or not values or not reference_values:
         return False
     recorded = {*values, *reference_values} - {"none"}
-    return key in TOLD or not all(value.startswith(FOLDER) for value in recorded)
+    return key in TOLD or not all(is_folder(key, value) for value in recorded)
+
+
+def is_folder(key: str, value: str) -> bool:
+    """Tell if a value is a folder. A variable may also name a file, which its ending shows."""
+    is_file = key.startswith("variables.") and Path(value).suffix[1:].isalpha()
+    return value.startswith(FOLDER) and not is_file
 
 
 def are_packages_known(runs: list[Run]) -> bool:
