@@ -6,16 +6,16 @@ Coverage must be about 95 %, a false "faster" at most 2.5 %, a false "the same" 
 other shares are the power: how often a fault of that size gets a caveat.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from collections.abc import Callable
 from typing import NamedTuple
 
 from analysis.comparison import Finding, compare
 from analysis.losses import SAME, TOLERANCE
 from analysis.study import read_study
-from tests.analysis.planted import FP8, study as write_study
+from tests.analysis.planted import FP8
+from tests.analysis.planted import study as write_study
 
 N_STUDIES = 150  # of each case, of 3 runs of each recipe
 USUAL = {"recipes": "CT", "steps": 200, "sd": 0.02, "rho": 0.0, "pair": 0.0015}
