@@ -169,12 +169,12 @@ def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path]:
     if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
         folder = Path(args.names[0])
         overrides = args.names[1:]
-        study = read_study(folder / STUDY_FILE)
+        study = read_study_plan(folder / STUDY_FILE)
         out = args.out or folder
     else:
         overrides = [word for word in args.names if "=" in word]
         names = [word for word in args.names if "=" not in word] or [DEFAULT_STUDY]
-        study = load_study(names)
+        study = load_study_plan(names)
         out = args.out or dated_folder(names[0])
     check_folder(out, "study", STUDY_FILE)
     _refuse_seed(overrides)
@@ -211,7 +211,7 @@ def _choose_overlays(study: StudyPlan) -> list[str]:
 
 def _join_started_study(study: StudyPlan, out: Path) -> None:
     """Add the seeds of the study in the folder. Raises `InputError` for a different study."""
-    started_study = read_study(out / STUDY_FILE)
+    started_study = read_study_plan(out / STUDY_FILE)
     study.seeds = [*dict.fromkeys(started_study.seeds + study.seeds)]
     started_study.seeds = study.seeds
     if started_study != study:
@@ -221,7 +221,7 @@ def _join_started_study(study: StudyPlan, out: Path) -> None:
         )
 
 
-def load_study(names: list[str]) -> StudyPlan:
+def load_study_plan(names: list[str]) -> StudyPlan:
     """Read the study of this name, or plan a study of these recipes.
 
     Raises `InputError` with file and line, or with the nearest names.
@@ -229,7 +229,7 @@ def load_study(names: list[str]) -> StudyPlan:
     recipe_files = list_yaml_files(recipes.RECIPES_FOLDER)
     study_files = list_yaml_files(recipes.STUDIES_FOLDER)
     if len(names) == 1 and names[0] in study_files:
-        return read_study(study_files[names[0]])
+        return read_study_plan(study_files[names[0]])
     if len(names) == 1:
         kind = f"recipe in {recipes.RECIPES_FOLDER.name}/, study, or folder with a {STUDY_FILE}"
         choices = study_files | recipe_files
@@ -255,7 +255,7 @@ def load_study(names: list[str]) -> StudyPlan:
     )
 
 
-def read_study(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> StudyPlan:
+def read_study_plan(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> StudyPlan:
     """Read one file as a `plan_class`. Raises `InputError` with file and line."""
     layer = read_file(path)
     study = validate_layer(plan_class.model_validate, layer, plan_class.model_fields)

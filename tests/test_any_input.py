@@ -56,4 +56,4 @@ def test_keys_of_the_command_line(override):
 def test_studies(tmp_path, study):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     with contextlib.suppress(InputError):
-        assert studies.read_study(tmp_path / "study.yaml").list_runs()
+        assert studies.read_study_plan(tmp_path / "study.yaml").list_runs()

@@ -11,7 +11,7 @@ from experiments.config.yaml_with_origins import (
     list_yaml_files,
     read_override,
 )
-from experiments.study import StudyPlan, read_study
+from experiments.study import StudyPlan, read_study_plan
 
 FOLDER = Path(__file__).resolve().parent
 FILE = "sweep.yaml"
@@ -67,4 +67,4 @@ def load_sweep(name: str) -> Sweep:
         path = find_by_name(
             f"sweep or folder with a {FILE}", name, list_yaml_files(FOLDER / "sweeps")
         )
-    return read_study(path, Sweep)
+    return read_study_plan(path, Sweep)

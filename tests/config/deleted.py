@@ -32,7 +32,7 @@ def resolve_what_is_left() -> None:
     for name in recipes.list_yaml_files(recipes.RECIPES_FOLDER):
         recipes.load_recipe(name, ["cpu"])
     for path in recipes.list_yaml_files(recipes.STUDIES_FOLDER).values():
-        study.read_study(path)
+        study.read_study_plan(path)
     train("tensorwise_fp8_compiled")
 
 

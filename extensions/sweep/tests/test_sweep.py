@@ -84,7 +84,7 @@ def test_a_sweep_resumes_in_its_folder_and_takes_more_seeds(tmp_path, started):
     for seeds, words in ([0], ["cpu", *keys]), ([0, 1], [str(out), "--seeds", "2"]):
         started.clear()
         assert command.main(words) == 0
-        written = study_command.read_study(out / "processes-2" / "study.yaml")
+        written = study_command.read_study_plan(out / "processes-2" / "study.yaml")
         assert sorted(started) == cells
         assert written.seeds == seeds and written.overrides[-1] == "sharded.processes=2"
     with pytest.raises(InputError):  # another sweep
