@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, Stop, check_alone, leave
+from experiments.jobs.command import COMPLETED, CommandLine, Stop, require_single_process, leave
 from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     recipe, out = _resolve(args)
     start = recipe.hook("start")  # of a run of several processes
     if not start:
-        check_alone()
+        require_single_process()
     elif not args.dry_run:
         code = start(recipe, arguments, out, stop)
         if code is not None:
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.training import attempt
 
     TIMELINE.mark("import")
-    return recipe.hook("run", attempt.run)(planned, findings, out, stop)
+    return attempt.run(planned, findings, out, stop)
 
 
 def _command_line() -> CommandLine:

@@ -41,7 +41,7 @@ from experiments.jobs.command import (
     FOR_GOOD,
     CommandLine,
     Stop,
-    check_alone,
+    require_single_process,
     leave,
     seeds,
 )
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse(argv)
     stop = Stop()
     stop.listen()
-    check_alone()
+    require_single_process()
     study, out = _resolve(args)
     plans = _plan(study, args.dry_run)
     runs = _runs_to_make(study, plans, out)

@@ -22,7 +22,7 @@ from experiments.corpus.rows import open_data
 from experiments.jobs.command import Stop, code_of
 from experiments.records.run import METRICS, LogInterval, read_log
 from experiments.run import main
-from experiments.training.attempt import be_alone
+from experiments.training.attempt import init_single_process
 from experiments.training.plan import plan
 from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
@@ -49,7 +49,8 @@ def process_as_before():
     handlers of signals and a process group."""
     root, environment = logging.getLogger(), dict(os.environ)
     handlers, mask = root.handlers[:], signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    answers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT)
+    answers = {number: signal.getsignal(number) for number in numbers}
     yield
     root.handlers = handlers
     os.environ.clear()
@@ -76,7 +77,7 @@ def train(tmp_path, flavors):
     def steps(config, count=1, recipe=None) -> tuple[Trainer, list[LogInterval]]:
         folder = Path(mkdtemp(dir=tmp_path))
         config.job.dump_folder = str(folder)
-        be_alone()
+        init_single_process()
         planned = plan(recipe or Recipe("test", "", config))
         trainer = Trainer(open_data(planned)[0], Stop(), folder)
         trainer.begin()

@@ -15,7 +15,7 @@ from torchtitan.distributed import ParallelDims
 from experiments.corpus.rows import Loader, open_data
 from experiments.jobs.command import Stop, code_of
 from experiments.records.run import Proof
-from experiments.training.attempt import be_alone
+from experiments.training.attempt import init_single_process
 from experiments.training.plan import Plan
 from experiments.training.trainer import Trainer
 from models.float8 import EMULATED, choose_matmul
@@ -60,7 +60,7 @@ def trained(planned: Plan) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]:
     on."""
     planned, _ = open_data(planned)
     config = planned.config
-    be_alone()
+    init_single_process()
     with TemporaryDirectory() as config.job.dump_folder:
         trainer = Trainer(planned, Stop())
         trainer.train()

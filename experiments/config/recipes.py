@@ -48,8 +48,8 @@ OVERLAYS = RECIPES / "overlays"
 STUDIES = RECIPES / "studies"
 # Functions of extensions in place of the core's, of which a recipe may have one
 REPLACED = (
-    "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
-    "own_rows", "parallelize", "processes", "run", "shards", "start",
+    "all_reduce", "build_optimizers", "check_orphans", "convert", "data_parallel_degrees",
+    "evidence", "gradient_bytes", "parallelize", "start",
 )  # fmt: skip
 CHECKPOINTS = "checkpoint.enable"
 THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")

@@ -1,7 +1,7 @@
 """Make torchtitan's batches from a token file."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -102,21 +102,23 @@ class Loader(BaseDataLoader):
     Its state is the number of batches that it has given; it goes on with the next one.
     """
 
-    def __init__(self, token_file: TokenFile, config: Config, own_rows: Callable = iter):
-        """Order the rows by `debug.seed`; `own_rows` takes this process's from their numbers.
+    def __init__(self, token_file: TokenFile, config: Config, rank: int = 0, world_size: int = 1):
+        """Order the rows by `debug.seed`; rank r of W reads every W-th row, from the r-th on.
 
-        Raises InputError if the corpus has no row.
+        So the rows of a step depend on seed and data, and not on W. Raises InputError if the
+        corpus has no row.
         """
         self.rows, self.config = Rows(token_file, config), config
-        self.own_rows, self.given = own_rows, 0
+        self.rank, self.world_size, self.given = rank, world_size, 0
 
     def __iter__(self) -> Iterator[Row]:
         training = self.config.training
-        numbers = self.own_rows(row_numbers(len(self.rows), self.config.debug.seed))
+        numbers = row_numbers(len(self.rows), self.config.debug.seed)
+        rows_of_rank = itertools.islice(numbers, self.rank, None, self.world_size)
         batches = DataLoader(
             self.rows,
             training.local_batch_size,
-            sampler=itertools.islice(numbers, self.given * training.local_batch_size, None),
+            sampler=itertools.islice(rows_of_rank, self.given * training.local_batch_size, None),
             generator=torch.Generator(),  # the global one is the model's, and checkpointed
             **asdict(training.dataloader),
         )

@@ -134,7 +134,7 @@ def gpu_key(text: str) -> str:
     return key
 
 
-def check_alone() -> None:
+def require_single_process() -> None:
     """Refuse to be one of several processes started by torchrun. Raises `InputError`.
 
     The environment variable WORLD_SIZE tells; no other process is looked for.
@@ -203,14 +203,14 @@ class Stop:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         threading.Thread(target=_pass_on_usr1, daemon=True).start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._handle)
+            signal.signal(number, self.handle)
         starter = os.environ.get(STARTER_PID)
         if starter:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if starter != str(os.getppid()):  # it has died since it started this process
                 sys.exit(FOR_GOOD)
 
-    def _handle(self, number: int, frame) -> None:
+    def handle(self, number: int, frame) -> None:
         """Note a request; raise at once if nobody defers it, or at a second Ctrl-C.
 
         The first request wins: a cluster that wants a job to come back may send SIGTERM after it. A

@@ -97,7 +97,7 @@ def before_step(trainer, step: int) -> None:
     """Make the largest values of the step before this one the last step's."""
     from extensions.scalings.layer import end_step
 
-    end_step(trainer.model_parts[0], trainer.combine)
+    end_step(trainer.model_parts[0], trainer.all_reduce)
 
 
 def notes(trainer) -> list[str]:

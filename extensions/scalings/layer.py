@@ -174,12 +174,12 @@ def with_gradients(config: Float8LinearConfig, name: str) -> Float8LinearConfig:
 
 
 @torch.no_grad()
-def end_step(model: nn.Module, combine: Callable) -> None:
-    """Make this step's largest values the last step's; `combine` finds all processes' largest."""
+def end_step(model: nn.Module, all_reduce: Callable) -> None:
+    """Make this step's largest values of all processes the last step's."""
     histories = [value for name, value in model.named_buffers() if name.endswith("largest_values")]
     if not histories:
         return
-    largest = combine(torch.stack(histories)[:, :, 0], "max")
+    largest = all_reduce(torch.stack(histories)[:, :, 0], "max")
     for values, now in zip(histories, largest, strict=True):
         values[:, 0] = now
         values.copy_(values.roll(1, dims=1))

@@ -75,7 +75,7 @@ def test_a_run_does_not_outlive_its_study():
 
 LEAVE = (
     "import atexit, time; atexit.register(time.sleep, 600)\n"
-    "from experiments.jobs.command import check_alone, leave\n"
+    "from experiments.jobs.command import require_single_process, leave\n"
 )
 
 
@@ -84,7 +84,7 @@ LEAVE = (
     [
         ("3", 3, ""),
         ("1 / 0", 1, "Traceback"),
-        ("check_alone()", 2, "error: "),
+        ("require_single_process()", 2, "error: "),
         ("(_ for _ in ()).throw(OSError('offline'))", 2, "error: the system: offline"),
     ],
 )

@@ -6,12 +6,12 @@ import sys
 import time
 
 import pytest
+from torch.distributed.elastic.multiprocessing import PContext
 
 from experiments.jobs.command import FAILED, Stop
 from experiments.records.run import Manifest, Proof, last_interval
 from experiments.run import main
-from extensions.sharded import ranks
-from extensions.sharded.ranks import run_ranks
+from extensions.sharded import launcher
 from tests import processes
 from tests.runs import TINY, losses_of
 
@@ -24,7 +24,7 @@ def run_two(tmp_path, monkeypatch, capfd):
 
     def run(lines: str) -> tuple[int, str]:
         (tmp_path / "stand_in.py").write_text(f"import os, signal, sys, time\n{lines}")
-        code = run_ranks(["stand_in"], 2, Stop())
+        code = launcher.launch(["stand_in"], 2, launcher.meet(), Stop())
         return code, capfd.readouterr().err
 
     return run
@@ -36,7 +36,7 @@ NAMES = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS"]
 def test_each_rank_is_told_of_the_others_and_of_its_share(run_two, monkeypatch):
     """Whatever variables of ranks this process has. The output of the rank that failed follows."""
     monkeypatch.setenv("RANK", "7")
-    monkeypatch.setattr(ranks, "gpus", lambda: [None])
+    monkeypatch.setattr(launcher, "gpus", lambda: [None])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     code, said = run_two(
         f"print(*map(os.environ.get, {NAMES}), file=sys.stderr)\nsys.exit(int(os.environ['RANK']))"
@@ -46,14 +46,14 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(run_two, monkeypatch):
 
 
 def test_a_run_that_takes_more_gpus_than_are_here_is_refused(monkeypatch, fails):
-    monkeypatch.setattr(ranks, "gpus", lambda: ["0"])
+    monkeypatch.setattr(launcher, "gpus", lambda: ["0"])
     keys = ["baseline", "--overlay", "cpu", "sharded.processes=2"]
     assert "takes 2 GPUs, and 1 are here" in fails(main, *keys)
 
 
 @pytest.mark.parametrize("dies", ["SIGKILL", "SIGSEGV"])
 def test_a_killed_rank_ends_the_others_although_they_wait_for_it(dies, run_two, monkeypatch):
-    monkeypatch.setattr(ranks, "GRACE_S", 0.3)
+    monkeypatch.setattr(PContext.close, "__defaults__", (None, 0.3))  # else after 30 s
     code, said = run_two(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.{dies})\n"
