@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, Stop, require_single_process, leave
+from experiments.jobs.command import COMPLETED, CommandLine, Stop, leave, require_single_process
 from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 

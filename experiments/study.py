@@ -41,8 +41,8 @@ from experiments.jobs.command import (
     FOR_GOOD,
     CommandLine,
     Stop,
-    require_single_process,
     leave,
+    require_single_process,
     seeds,
 )
 from experiments.jobs.runner import Job, compile_folders, run_all

@@ -81,7 +81,10 @@ class Meter:
     ):
         """Begin an interval now. `processor` is torchtitan's, with the waits for micro-batches;
         `all_reduce` adds up values of a run's processes; `folder` is that of the records."""
-        self.plan, self.processor, self.all_reduce, self.folder = plan, processor, all_reduce, folder
+        self.plan = plan
+        self.processor = processor
+        self.all_reduce = all_reduce
+        self.folder = folder
         self._empty()
         self.retries_so_far = device.allocator_retries()
         self.stopwatch = device.Stopwatch()  # a lap is a step

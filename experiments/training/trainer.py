@@ -174,7 +174,8 @@ class Trainer(titan.Trainer):
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
-        after = int(self.all_reduce(torch.tensor(after), "max"))  # only rank 0 looks for a checkpoint
+        # Only rank 0 looks for a checkpoint
+        after = int(self.all_reduce(torch.tensor(after), "max"))
         self.checkpointer.load(after or -1)  # -1: perhaps the first weights
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")

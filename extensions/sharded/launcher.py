@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousPara
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.numa.binding import AffinityMode, NumaOptions
 
-from experiments.jobs.command import COME_BACK, COMPLETED, FAILED, STARTER_PID, Stop
+from experiments.jobs.command import COMPLETED, FAILED, STARTER_PID, Stop
 from experiments.jobs.runner import binding, gpus
 from experiments.records.files import run_folder
 from models.errors import InputError
@@ -156,11 +155,17 @@ def _report_failure(failures: Mapping[int, ProcessFailure], folder: Path, stop: 
 # torch's launcher cannot be asked to stop: it would end with exit code 1, whatever its ranks end
 # with. So requests go to the ranks, and the launcher waits for these. It sends SIGTERM to the other
 # ranks at once when one has failed, and SIGKILL after 30 s. This must not look like a request: the
-# others fail too, and put on record why.
+# others fail too, and put on record why. So a request by SIGTERM reaches the ranks as SIGUSR2.
+
+SIGNAL_TO_RANKS = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGUSR2,
+    signal.SIGUSR1: signal.SIGUSR1,
+}
 
 
 def _forward_signals(agent: LocalElasticAgent, stop: Stop) -> None:
-    """Have the first request, and a second Ctrl-C, go to the ranks: SIGTERM as SIGINT."""
+    """Have the first request, and a second Ctrl-C, go to the ranks."""
 
     def send(number: int) -> None:
         for worker in agent.get_worker_group().workers:
@@ -178,9 +183,9 @@ def _forward_signals(agent: LocalElasticAgent, stop: Stop) -> None:
             send(signal.SIGINT)
             raise
         if is_first:
-            send(signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGINT)
+            send(SIGNAL_TO_RANKS[number])
 
-    for number in signal.SIGINT, signal.SIGTERM, signal.SIGUSR1:
+    for number in SIGNAL_TO_RANKS:
         signal.signal(number, forward)
 
 
@@ -192,11 +197,12 @@ def _prepare_rank(config, stop: Stop) -> None:
     if os.environ.get(STARTER_PID) != str(launcher):  # torchrun, whose SIGTERM may be a request
         return
 
-    def handle(number: int, frame) -> None:
-        if os.getppid() != launcher:  # the launcher has died
+    def end_after_launcher(number: int, frame) -> None:
+        if os.getppid() != launcher:
             stop.handle(number, frame)
 
-    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGTERM, end_after_launcher)
+    signal.signal(signal.SIGUSR2, lambda number, frame: stop.handle(signal.SIGTERM, frame))
 
 
 def _read_nodes(world_size: int) -> int:
