@@ -24,7 +24,8 @@ def run_two(tmp_path, monkeypatch, capfd):
 
     def run(lines: str) -> tuple[int, str]:
         (tmp_path / "stand_in.py").write_text(f"import os, signal, sys, time\n{lines}")
-        code = launcher.launch(["stand_in"], 2, launcher.meet(), Stop())
+        rendezvous = launcher.meet(1, None, 60)
+        code = launcher.launch(["stand_in"], 2, rendezvous, Stop())
         return code, capfd.readouterr().err
 
     return run
