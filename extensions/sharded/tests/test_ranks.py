@@ -73,7 +73,7 @@ def test_a_run_of_two_processes_is_stopped_and_goes_on(tmp_path):
     steps, recipe = 6, "tensorwise_fp8_allgather"
     keys = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={steps}"]
     command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *keys]
-    command += ["--out", tmp_path, "sharded.processes=2"]
+    command += ["--out", tmp_path, "sharded.processes=2", "metrics.enable_tensorboard=false"]
     with processes.started(command, stdout=sys.stderr) as process:
         deadline = time.monotonic() + 120
         while not last_interval(tmp_path):

@@ -20,7 +20,7 @@ def test_a_run_of_one_process_is_another_job():
 @on_slurm
 def test_two_nodes_stop_together_are_requeued_and_go_on(slurm_folder):
     keys = [*TINY, "--overlay", "cpu", f"training.steps={STEPS}", "compile.enable=false"]
-    keys.append("checkpoint.enable=true")
+    keys += ["model.sizes.n_layers=1", "checkpoint.enable=true", "metrics.enable_tensorboard=false"]
     job = submit(slurm_folder, "--gpus-per-node=1", JOB, "tensorwise_fp8_allgather", *keys)
     run = job.run("", "fp8-multinode")
     job.until(lambda: len(steps_of(run)) > 2)
