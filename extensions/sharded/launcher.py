@@ -98,23 +98,23 @@ def launch(
         numa_options = NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True)
     words = [word.replace("$", "$$") for word in command]  # "$" begins a variable of the launcher
     with TemporaryDirectory(prefix="ranks-") as folder:
-        spec = WorkerSpec(
-            role="rank",
-            local_world_size=n_ranks,
-            rdzv_handler=get_rendezvous_handler(rendezvous),
-            entrypoint="env",
-            args=(f"{STARTER_PID}={os.getpid()}", sys.executable, "-m", *words),
-            max_restarts=0,
-            monitor_interval=0.05,
-            numa_options=numa_options,
-        )
         output = DefaultLogsSpecs(folder, redirects=dict.fromkeys(range(1, n_ranks), Std.ALL))
-        agent = LocalElasticAgent(spec, output)
-        forward_signals(agent, stop)
         try:
+            spec = WorkerSpec(
+                role="rank",
+                local_world_size=n_ranks,
+                rdzv_handler=get_rendezvous_handler(rendezvous),
+                entrypoint="env",  # sets a variable for the ranks alone
+                args=(f"{STARTER_PID}={os.getpid()}", sys.executable, "-m", *words),
+                max_restarts=0,
+                monitor_interval=0.05,
+                numa_options=numa_options,
+            )
+            agent = LocalElasticAgent(spec, output)
+            forward_signals(agent, stop)
             failures = agent.run().failures
         except RendezvousError as error:
-            print(f"error: the nodes of the run lost one another: {error}", file=sys.stderr)
+            print(f"error: the nodes of the run do not meet: {error}", file=sys.stderr)
             return stop.code or FAILED
         return report_failure(failures, Path(folder), stop) if failures else COMPLETED
 

@@ -15,6 +15,18 @@ from extensions.sharded import launcher
 from tests import processes
 from tests.runs import TINY, losses_of
 
+# `meet` returns once both ranks have called it
+STAND_IN = """import os, signal, sys, time
+from pathlib import Path
+
+def meet():
+    files = [Path(__file__).with_name(rank) for rank in ("0", "1")]
+    files[int(os.environ["RANK"])].touch()
+    while not all(file.exists() for file in files):
+        time.sleep(0.01)
+
+"""
+
 
 @pytest.fixture
 def run_two(tmp_path, monkeypatch, capfd):
@@ -23,7 +35,7 @@ def run_two(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def run(lines: str) -> tuple[int, str]:
-        (tmp_path / "stand_in.py").write_text(f"import os, signal, sys, time\n{lines}")
+        (tmp_path / "stand_in.py").write_text(f"{STAND_IN}{lines}")
         rendezvous = launcher.meet(1, None, 60)
         code = launcher.launch(["stand_in"], 2, rendezvous, Stop())
         return code, capfd.readouterr().err
@@ -40,7 +52,9 @@ def test_each_rank_is_told_of_the_others_and_of_its_share(run_two, monkeypatch):
     monkeypatch.setattr(launcher, "gpus", lambda: [None])
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     code, said = run_two(
-        f"print(*map(os.environ.get, {NAMES}), file=sys.stderr)\nsys.exit(int(os.environ['RANK']))"
+        f"print(*map(os.environ.get, {NAMES}), file=sys.stderr)\n"
+        "meet()\n"
+        "sys.exit(int(os.environ['RANK']))"
     )
     first, title, second, *_ = said.splitlines()
     assert (code, first, second) == (1, "0 0 2 4", "1 1 2 4") and "rank 1" in title
@@ -57,6 +71,7 @@ def test_a_killed_rank_ends_the_others_although_they_wait_for_it(dies, run_two, 
     monkeypatch.setattr(PContext.close, "__defaults__", (None, 0.3))  # else after 30 s
     code, said = run_two(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "meet()\n"
         f"if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.{dies})\n"
         "time.sleep(60)"
     )
@@ -64,7 +79,14 @@ def test_a_killed_rank_ends_the_others_although_they_wait_for_it(dies, run_two, 
 
 
 def test_ranks_that_fail_alike_are_one_failure(run_two):
-    assert run_two("print('why', file=sys.stderr)\nsys.exit(2)") == (2, "why\n")
+    code, said = run_two(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('why', file=sys.stderr)\n"
+        "meet()\n"
+        "if os.environ['RANK'] == '0': time.sleep(0.3)\n"
+        "sys.exit(2)"
+    )
+    assert (code, said) == (2, "why\n")
 
 
 @pytest.mark.slow

@@ -30,4 +30,4 @@ def test_two_nodes_stop_together_are_requeued_and_go_on(slurm_folder):
     assert (first.status, last.status, last.world_size) == ("interrupted", "completed", 2)
     assert steps_of(run) == [*range(1, STEPS + 1)]
     proof = Proof.read(run / "attempt1/proof.json")
-    assert proof.fp8_share_of_matmul_flops == pytest.approx(0.75)
+    assert proof.fp8_share_of_matmul_flops == pytest.approx(3 / 7)
