@@ -27,11 +27,11 @@ check: tools
 	$(PYTHON_IN_VENV) -m ruff format --check .
 
 notebooks: tools
-	$(PYTHON_IN_VENV) -m tests.generated.notebooks
+	$(PYTHON_IN_VENV) -m tools.notebooks
 
 readme: .venv/installed
-	$(PYTHON_IN_VENV) -m tests.generated.readme
-	@for file in $(wildcard extensions/*/tests/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .) || exit; done
+	$(PYTHON_IN_VENV) -m tools.readme
+	@for file in $(wildcard extensions/*/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .) || exit; done
 
 install: .venv/installed
 

@@ -5,14 +5,13 @@ Otherwise a reader might not get the lead that the answer promises.
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.alike import differences
 from analysis.runs import Run
 from analysis.speed import (
     FIFTHS,
@@ -63,11 +62,14 @@ class SpeedUp:
     runs_needed: int | None = None
 
 
-def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
+def speed_up(
+    own: list[Run], others: list[Run], tries: int = 1, mixed: Sequence[str] = ()
+) -> SpeedUp:
     """Divide the rates of two recipes' runs.
 
     Args:
         tries: how many recipes are judged together: each interval is wider (Bonferroni).
+        mixed: keys whose values both recipes have, in different shares.
     """
     own = timed(own)
     others = timed(others)
@@ -77,7 +79,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     level = 1 - (1 - LEVEL) / tries
     by = ratios(own, others, level)
     mean, low, high = ratio = by[MEAN]
-    caveats = [*contradictions(by, own, others), *impossible(ratio, own, others)]
+    caveats = [*contradictions(by, own, others, mixed), *impossible(ratio, own, others)]
     caveats += short_of_memory(own, others)
     to_decide = max(abs(mean - 1), SMALL - abs(mean - 1))
     needed = runs_needed(runs, high - low, to_decide, 2, level)
@@ -85,7 +87,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
 
 
 def contradictions(
-    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
+    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run], mixed: Sequence[str]
 ) -> Iterator[str]:
     """Say what contradicts a ratio: different places, or another ratio by an honest way."""
     ratio = by[MEAN]
@@ -93,14 +95,10 @@ def contradictions(
     if math.isnan(ratio.low):
         yield different_places(runs, reference_runs)
     elif ratio.clear or ratio.as_fast:
-        found = other_ways(by, runs, reference_runs) | leave_one_out(ratio, runs, reference_runs)
-        found |= at_equal_places(runs, reference_runs)
+        found = other_ways(by, runs, reference_runs) | at_equal_places(runs, reference_runs, mixed)
         found[TREND] = Ratio(ratio.mean / trend(runs, reference_runs))
         # If the recipe is faster, only smaller ratios count; the trend and useful tokens always do.
         if ratio.low > 1:
-            # Others may have been slowed down.
-            quickest = rate_table(runs)[MEAN].max() - rate_table(reference_runs)[MEAN].max()
-            found["by the quickest run of each"] = Ratio(math.exp(quickest))
             # A larger lead of some steps or runs disappoints nobody.
             found = {
                 way: each
@@ -184,7 +182,9 @@ def trend(own: list[Run], others: list[Run]) -> float:
     return math.exp(later * fit.slope) if fit.pvalue < CHANCE else 1.0
 
 
-def at_equal_places(runs: list[Run], reference_runs: list[Run]) -> dict[str, Ratio]:
+def at_equal_places(
+    runs: list[Run], reference_runs: list[Run], mixed: Sequence[str]
+) -> dict[str, Ratio]:
     """Find the ratio among runs of one GPU, of one machine, and with equal records of the machine.
 
     A recipe that had the quicker places more often looks faster.
@@ -193,7 +193,7 @@ def at_equal_places(runs: list[Run], reference_runs: list[Run]) -> dict[str, Rat
         "on the GPUs that both had": group_names(runs, reference_runs, GPUS),
         "on the machines that both had": group_names(runs, reference_runs, MACHINES),
     }
-    for key in differences(runs, reference_runs).mixed:
+    for key in mixed:
         values = [str(run.facts.get(key)) for run in runs]
         reference_values = [str(run.facts.get(key)) for run in reference_runs]
         groups[f"where both have the same {key}"] = values, reference_values
@@ -230,17 +230,6 @@ def adjusted_ratio(
     explained = (residual_alone - residual) / more
     chance = stats.f.sf(explained / max(residual / left, TINY), more, left)
     return math.exp(coefficients[0]) if chance < CHANCE else None
-
-
-def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Leave out one seed at a time. Returns the ratios whose interval excludes the ratio of all."""
-    found = {}
-    for seed in sorted({run.seed for run in own + others}):
-        kept = [[run for run in runs if run.seed != seed] for runs in (own, others)]
-        rest = ratios(*kept, LEVEL)[MEAN]
-        if ratio.mean < rest.low or rest.high < ratio.mean:
-            found[f"without seed {seed}"] = rest
-    return found
 
 
 def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iterator[str]:

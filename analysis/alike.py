@@ -183,9 +183,9 @@ def is_told(key: str, runs: list[Run], set_by_files: tuple[str, ...]) -> bool:
 
 
 def is_changed(key: str, runs: list[Run]) -> bool:
-    """Tell if runs differ in a key besides FP8 and compilation."""
+    """Tell if runs differ in a key that can change a step's work, besides FP8 and compilation."""
     values = {str(run.facts.get(key)) for run in runs}
-    return len(values) > 1 and not key.startswith((*COMPARED_SECTIONS, *RUN_NAMES))
+    return len(values) > 1 and not key.startswith((*COMPARED_SECTIONS, *RUN_NAMES, *TOLD))
 
 
 def recomputes(run: Run) -> bool:

@@ -7,7 +7,7 @@ from analysis.agreement import SpeedUp
 from analysis.comparison import Comparison, Finding, Outcome
 from analysis.losses import CANNOT_TELL
 from analysis.runs import Run
-from models.flops import count
+from models.flops import format_parameters
 
 QUESTION = "Should this Llama be trained in FP8?"
 SENTENCES = {
@@ -111,11 +111,12 @@ def trained(comparison: Comparison) -> str:
     first = run.manifest
     tokens = run.steps["tokens"].median()
     versions = [f"{name} {version}" for name, version in first.packages.items()]
+    commit = (first.git.commit or "unknown")[:9]
     return (
-        f"Trained: {first.flavor}, {count(first.parameters)} parameters; {run.length:,} steps of "
-        f"{tokens:,.0f} tokens in rows of {first.seq_len:,}; data {first.dataset}; on "
-        f"{first.world_size} {first.hardware.name}, {first.start:%Y-%m-%d}; "
-        f"{', '.join(versions)}, commit {(first.git.commit or 'unknown')[:9]}."
+        f"Trained: {first.flavor}, {format_parameters(first.parameters)} parameters; "
+        f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {first.seq_len:,}; "
+        f"data {first.dataset}; on {first.world_size} {first.hardware.name}, "
+        f"{first.start:%Y-%m-%d}; {', '.join(versions)}, commit {commit}."
     )
 
 

@@ -29,8 +29,7 @@ LEARNED = 4  # margins (1 % of the loss) that a loss falls by before two of them
 FAR = 0.10  # above a loss: rounding moves no loss as far
 OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
 COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: chance gives fewer
-HARMED = 8  # margins (2 % of the loss) above its partner: a run that FP8 harmed
-TOO_GOOD = 16  # margins below its partner: more than chance, and rounding lowers no loss
+APART = 8  # margins (2 % of the loss) between partners: more than rounding explains
 
 SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
 TOO_FEW = f"it takes {MIN_SEEDS} seeds to tell"
@@ -217,7 +216,6 @@ def anomalies(runs: list[Run], reference_runs: list[Run], judged: Verdict) -> It
             if share > OFTEN:
                 above = f"{FAR:.0%} above its partner's loss in {share:.0%} of its steps"
                 yield f"{run.name} is {above}"
-    yield from strange_parts(runs, reference_runs)
     copied = apart(runs, reference_runs).where(by_seed(runs, "in_fp8")).eq(0).mean().max()
     if copied > COPIED:
         yield f"in {copied:.0%} of a run's steps both recipes have one loss, to the last bit"
@@ -233,9 +231,9 @@ def anomalies(runs: list[Run], reference_runs: list[Run], judged: Verdict) -> It
     elif judged.low > judged.margin:
         more = f"more than the margin of {judged.margin:.2g}"
         yield f"its loss is {judged.difference:.3g} higher, {more}"
-    elif highest > HARMED * judged.margin:
+    elif highest > APART * judged.margin:
         margins = highest / judged.margin
         yield f"one of its runs ends {highest:.3g} above its partner, {margins:.0f} margins"
-    elif -lowest > TOO_GOOD * judged.margin:
+    elif -lowest > APART * judged.margin:
         margins = -lowest / judged.margin
         yield f"one of its runs ends {-lowest:.3g} below its partner, {margins:.0f} margins"

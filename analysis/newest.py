@@ -12,7 +12,7 @@ from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
 from experiments.config.recipes import ROOT, STUDIES, yaml_files
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 PLACES = ["results", "extensions/*/results"]
 KEPT = "kept"
@@ -55,7 +55,7 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
         if given or {run.recipe for run in found} >= recipes:
             print(
                 f"{folder} lacks completed runs for this notebook, which shows others. To make "
-                f"them: .venv/bin/python -m {command} {study if given else folder}"
+                f"them: {PYTHON} -m {command} {study if given else folder}"
             )
     return results(study, plan)
 

@@ -85,7 +85,7 @@ def of_flops(run: Run) -> Iterator[str]:
             yield f"from step {first} on it did not run in the precision of its recipe"
         elif scaling and stretch.in_fp8 and rows is not None:
             share = rows / stretch.fp8_flops
-            if scaling.by_rows != (share > BY_ROWS):
+            if scaling.row_scales != (share > BY_ROWS):
                 yield f"{share:.0%} of its FP8 FLOPs had a scale for each row"
 
 

@@ -39,7 +39,11 @@ MIN_SEEDS = 3  # of each recipe, for a verdict on the loss
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
 # Endings of runs.
 DIVERGED = "diverged"
+INTERRUPTED = "interrupted"
+KILLED = "running or killed"
 NO_RECORD = "left no record"
+UNREADABLE = "unreadable records"
+SHORT_LOG = "too short a log"
 NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
 COLUMNS = {"step": int, "process": int, "steady": bool, "in_fp8": bool, "short": bool}
 COLUMNS |= dict.fromkeys(NUMBERS, float)
@@ -96,7 +100,7 @@ class Run:
     @property
     def completed(self) -> bool:
         """True if the run made all its steps, or was ended by the study's time budget."""
-        cut = self.ending == "interrupted" and self.manifest.study_budget_s
+        cut = self.ending == INTERRUPTED and self.manifest.study_budget_s
         return self.ending == "completed" or bool(cut)
 
     @property
@@ -158,7 +162,7 @@ def read_run(path: Path) -> Run:
         proof=proof,
     )
     if run.ending == "completed" and run.length < manifest.steps:
-        run.ending = "too short a log"
+        run.ending = SHORT_LOG
     lost = missing_steps(run.steps.index, run.length)
     if run.completed and lost:
         raise RecordError(f"{path / METRICS}: has lost lines: steps {lost} are not on record")
@@ -279,7 +283,7 @@ def joined(records: list[dict]) -> dict[str, Any]:
 def ending(manifest: Manifest) -> str:
     """Say how a process ended: its status, and the last line of its error without numbers."""
     if manifest.status == "running":
-        return "running or killed"
+        return KILLED
     if manifest.status == "failed" and manifest.error:
         message = manifest.error.strip().splitlines()[-1]
         return f"failed: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message)[:200]}"

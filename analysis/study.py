@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from pathlib import Path
 
-from analysis.runs import MIN_SEEDS, Run, joined, read_run, read_yaml
+from analysis.runs import MIN_SEEDS, UNREADABLE, Run, joined, read_run, read_yaml
 from experiments.records.run import MANIFEST, STUDY_FILE, RecordError, StudyFile
 from models.errors import InputError
 
@@ -72,9 +72,11 @@ def read_study(*paths: Path) -> Study:
         if not path.exists():
             raise StudyError(f"{path}: is not there")
     folders = sorted(find_folders(paths))
-    files = [folder / STUDY_FILE for folder in folders if (folder / STUDY_FILE).exists()]
+    # A folder within a study may hold another study.
+    studies = [path for path in paths if (path / STUDY_FILE).exists()]
+    studies = studies or [folder for folder in folders if (folder / STUDY_FILE).exists()]
     # Scattered runs have no study.yaml, or several.
-    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
+    file = read_study_file(studies[0] / STUDY_FILE) if len(studies) == 1 else StudyFile()
     planned = {(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)}
     runs, problems = read_runs(folders, planned)
     if not any(run.manifest for run in runs):
@@ -144,7 +146,7 @@ def read_runs(folders: list[Path], planned: set[tuple[str, str]]) -> tuple[list[
             problems.append(str(error))
             place = path.parent.name, path.name.removeprefix("seed")
             if place in planned or not planned:
-                runs.append(Run(*place, path=path, ending="unreadable records"))
+                runs.append(Run(*place, path=path, ending=UNREADABLE))
     return runs, problems
 
 

@@ -15,6 +15,7 @@ import json
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import read_file
 from experiments.jobs.command import COMPLETED, CommandLine, leave
+from models.errors import PYTHON
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def print_list(everything: bool) -> None:
     known = recipes.yaml_files(recipes.RECIPES)
     groups = {
         "The four recipes": {name: known.pop(name) for name in recipes.THE_FOUR},
-        "Studies: .venv/bin/python -m experiments.study NAME": recipes.yaml_files(recipes.STUDIES),
+        f"Studies: {PYTHON} -m experiments.study NAME": recipes.yaml_files(recipes.STUDIES),
         "Overlays: --overlay NAME, where and how big": recipes.yaml_files(recipes.OVERLAYS),
     }
     if everything:

@@ -24,7 +24,7 @@ from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 
 # OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
-# that other processes need (tests/benchmarks/busy_machine.py)
+# that other processes need (tools/benchmarks/busy_machine.py)
 SPINS = 10_000
 
 

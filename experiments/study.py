@@ -63,14 +63,14 @@ from experiments.records.run import (
     Seed,
     last_step,
 )
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 if TYPE_CHECKING:
     from experiments.training.plan import Plan
 
 DEFAULT = "four_way"
 AUTO = "auto"  # in place of overlays: what this machine can hold
-PROGRAM = ".venv/bin/python -m experiments.study"
+PROGRAM = f"{PYTHON} -m experiments.study"
 JOB = "sbatch launch/alps_fp8.sbatch"
 FOR_A_VERDICT = 3  # seeds
 
@@ -306,7 +306,7 @@ def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
-        again = f".venv/bin/python -m analysis.report {folder} --html {quote(str(page))}"
+        again = f"{PYTHON} -m analysis.report {folder} --html {quote(str(page))}"
         if is_job():
             again = f"{JOB} {folder}"
         print(
@@ -314,14 +314,15 @@ def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
             f"that is fixed, {again}"
         )
         return FAILED
-    notebooks = f"make lab RUNS={folder}"
+    notebooks, curves = f"make lab RUNS={folder}", f"{PYTHON} -m tensorboard.main"
     if is_job():  # nobody sits at this machine
         folder = f"runs/{quote(out.name)}"
         source = quote(f"CLUSTER:{out.absolute()}")
         notebooks = f"at home: rsync -a --exclude checkpoint {source} runs/"
         notebooks += f" && make lab RUNS={folder}"
+        curves = ".venv/bin/tensorboard"
     print(f"\nPage       {page}\nNotebooks  {notebooks}")
-    print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
+    print(f"Curves     {curves} --logdir {folder}")
     if len(study.seeds) < FOR_A_VERDICT and steps >= MIN_STEPS:
         print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
     return COMPLETED

@@ -80,8 +80,8 @@ for part in "${chosen[@]}"; do
   fi
 done
 echo "# tables and notebooks"
-run tests.generated.readme
-run tests.generated.notebooks
+run tools.readme
+run tools.notebooks
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'failed: python -m %s\n' "${failed[@]}" >&2
   exit 1

@@ -26,7 +26,7 @@ from experiments.training.attempt import init_single_process
 from experiments.training.plan import plan
 from experiments.training.trainer import Trainer
 from models import device  # noqa: F401
-from models.architectures import architectures
+from models.architectures import list_architectures
 from tests.make_corpus import words, write_parquet, write_tokenizer
 
 
@@ -65,7 +65,7 @@ def process_as_before():
 @pytest.fixture
 def flavors(monkeypatch):
     """Copies: torchtitan writes a config's keys there."""
-    for architecture in architectures():
+    for architecture in list_architectures():
         for flavor, args in architecture.flavors.items():
             monkeypatch.setitem(architecture.flavors, flavor, replace(args))
 

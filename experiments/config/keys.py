@@ -19,7 +19,7 @@ from models import device  # noqa: F401  # before torchtitan: see there  # isort
 from torchtitan.config import job_config as titan
 
 from experiments.config.moved_keys import find_move
-from experiments.config.unread import FLOAT8, SCALING
+from experiments.config.unread import FLOAT8, SCALING, explain_unread_keys
 from experiments.config.yaml_with_origins import (
     EXTENSIONS,
     Keys,
@@ -30,7 +30,7 @@ from experiments.config.yaml_with_origins import (
 from experiments.records.run import AtLeast1, Count, Seed, Share, Steps
 from models.scaling import SCALINGS, explain_unfit_tokens
 
-BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
+BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.row_scales]
 
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
@@ -283,7 +283,7 @@ def validate(keys: Keys, extensions: dict[str, ModuleType], unread: Sequence[str
     config = validated(
         lambda data: sections.validate_json(json.dumps(data)), keys, known_keys(), find_replacement
     )
-    found = contradictions(config)
+    found = [*contradictions(config), *explain_unread_keys(keys, config)]
     if config.quantize.linear.float8.recipe_name is None:
         found += [(key, NOTHING_IN_FP8) for key in unread]
     for extension in extensions.values():
@@ -336,11 +336,6 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             "activation_checkpoint.mode",
             "memory_budget is the compiler's; set compile.enable to true, with model among "
             "compile.components",
-        ),
-        (
-            config.checkpoint.initial_load_path and not config.checkpoint.enable,
-            "checkpoint.initial_load_path",
-            "is not read without checkpoints; set checkpoint.enable to true",
         ),
         (
             training.dataset_path and training.dataset != "parquet",

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
 FEW = 16
 # How keys end whose values the command line takes letter by letter
 LITERAL = ("_path", "_dir", "data.text_column", "data.end_of_text")
-LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
+ORIGIN_OF_COMMAND_LINE = "command line: "
+LISTED = f"`{PYTHON} -m experiments.recipe list --all` has all"
 
 
 class Given(NamedTuple):
@@ -103,7 +104,7 @@ def read_override(override: str) -> Keys:
     The value is YAML. Names of files, columns and tokens are taken as they stand, unless they are
     quoted, empty or null: to YAML, `[a]/b` would be no text, and `a #1` only `a`.
     """
-    origin = f"command line: {override}"
+    origin = f"{ORIGIN_OF_COMMAND_LINE}{override}"
     path, equals, text = override.partition("=")
     if not equals or not all(path.split(".")):
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")

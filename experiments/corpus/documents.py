@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from experiments.config.keys import Config
 from experiments.corpus.paths import check_path, digest_of, readable
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
@@ -166,8 +166,8 @@ def select_texts(values: list, place: str) -> Iterator[str]:
 def read_hub(name: str, subset: str | None, split: str, column: str) -> Iterator[str]:
     """Stream the non-empty texts of a column of a dataset. Raises `InputError`."""
     mend = (
-        "give another data.text_column or data.split, or run `.venv/bin/python -m experiments.data "
-        "prepare ...` on a node with internet"
+        "give another data.text_column or data.split, or run "
+        f"`{PYTHON} -m experiments.data prepare ...` on a node with internet"
     )
     with readable(f"training.dataset={name} could not be read", mend):
         import datasets

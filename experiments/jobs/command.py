@@ -128,9 +128,9 @@ def seeds(text: str) -> list[int]:
 def gpu_key(text: str) -> str:
     """Read `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
     ArgumentTypeError."""
-    key = gpus.find(text)
+    key = gpus.find_gpu(text)
     if key is None:
-        raise argparse.ArgumentTypeError(gpus.explain_unknown(text))
+        raise argparse.ArgumentTypeError(gpus.explain_unknown_gpu(text))
     return key
 
 

@@ -386,7 +386,7 @@ def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
 def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
     """Write down what runs where, for the manifest; write the environment file."""
     recipe, config, training = plan.recipe, plan.config, plan.config.training
-    matmul, peak = plan.fp8.matmul, device.peak()
+    matmul, peak = plan.fp8.matmul, device.find_peak_rates()
     commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
     packages = _packages()
     environment = records.Environment(packages=dict(sorted(packages.items())), diff=diff)
@@ -409,7 +409,7 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         steps=training.steps,
         compiled=config.compile.compiles_model,
         float8=plan.fp8.recipe_name,
-        fp8_matmul=matmul and matmul._asdict(),
+        fp8_matmul=matmul and {"how": matmul.kind, "why": matmul.reason},
         world_size=plan.world_size,
         flavor=_label(config),
         hardware=machine.hardware(),

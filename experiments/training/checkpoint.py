@@ -110,8 +110,12 @@ def delete_all(folder: Path) -> list[str]:
 
 
 def _found(folder: Path) -> dict[int, Path]:
-    """List the checkpoints of a folder by step. Without `.distcp` files a folder is none."""
-    paths = {file.parent for file in folder.glob("step-*/*.distcp")}
+    """List the checkpoints of a folder by step, whole or not.
+
+    A folder with neither items nor .metadata is none.
+    """
+    files = [*folder.glob("step-*/*.distcp"), *folder.glob(f"step-*/{METADATA}")]
+    paths = {file.parent for file in files}
     steps = {path: path.name.removeprefix("step-") for path in paths}
     return {int(step): path for path, step in steps.items() if step.isdecimal()}
 
@@ -139,6 +143,19 @@ def _identity(checkpoint: Path) -> str:
 
 class Checkpoints(CheckpointManager):
     """Checkpoints of one run."""
+
+    def load(self, step: int = 0) -> bool:
+        """Load the checkpoint of a step; 0: of initial_load_path, or nothing without that key.
+
+        torchtitan would look for a step by itself, and leave initial_load_path unread where the
+        run's folder of checkpoints is there. Raises `CheckpointException`.
+        """
+        if step or not self.enable:
+            return super().load(step)
+        if self.initial_load_path:
+            states = self._states_to_load(self.initial_load_model_only)
+            self.dcp_load(states, self.initial_load_path)
+        return bool(self.initial_load_path)
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
         """Save where it is due. Raises `CheckpointException`."""

@@ -146,7 +146,7 @@ def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, flo
 
     `in_fp8` are the FLOPs of a token that ran in FP8. Without a datasheet's peak there are none.
     """
-    peak, flops = device.peak(), plan.flops_per_token
+    peak, flops = device.find_peak_rates(), plan.flops_per_token
     if peak is None:
         return {}
     shares = {"mfu_bf16_peak": tokens_per_s * flops / peak.bf16}

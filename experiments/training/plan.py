@@ -15,9 +15,9 @@ import torch
 from experiments.config import recipes
 from experiments.config.keys import DEFAULTS, Config
 from models import float8
-from models.architectures import build, model_args
+from models.architectures import build_model, model_args
 from models.errors import InputError
-from models.flops import memory_by_use
+from models.flops import estimate_recipe_memory
 from models.scaling import SCALINGS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Plan:
     recipe: recipes.Recipe
     config: Config  # the recipe's
     args: object  # of the model's class
-    fp8: float8.Choice  # which layers, with which scaling, multiplied how
+    fp8: float8.Float8Choice  # which layers, with which scaling, multiplied how
     world_size: int  # processes of the run, each on a device of its own
     shards: int  # processes that share parameters, gradients and optimizer states
     passes: int  # forward passes of a step (gradient accumulation)
@@ -60,7 +60,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
     replicas, shards = choose_degrees(config, args, fp8.layers)
     world_size = replicas * shards
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
-    memory = memory_by_use(config, args, shards, passes)
+    memory = estimate_recipe_memory(config, args, shards, passes)
     for estimate in recipe.hooks("memory_by_use"):
         memory |= estimate(config, args, shards)
     flops = args.flops_per_token(training.seq_len)
@@ -84,21 +84,23 @@ def plan(recipe: recipes.Recipe) -> Plan:
     return planned
 
 
-def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
+def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
     """Choose what runs in FP8.
 
     A run's own recipe.yaml has its layers; how their matrices are multiplied is this machine's.
     """
     keys, earlier = recipe.config.quantize.linear.float8, recipe.made.plan
     if keys.recipe_name is None:
-        return float8.Choice()
+        return float8.Float8Choice()
     if not earlier:
         with torch.device("meta"):  # modules by name, no weights
-            model = build(recipe.config)
-        return float8.choose(model, keys)
+            model = build_model(recipe.config)
+        return float8.choose_float8(model, keys)
     scaling, layers = SCALINGS[keys.recipe_name], frozenset(earlier["fp8_layers"])
     matmul = float8.choose_matmul(scaling, keys.emulate)
-    return float8.Choice(keys.recipe_name, scaling, layers, matmul, earlier["fp8_flops_per_token"])
+    return float8.Float8Choice(
+        keys.recipe_name, scaling, layers, matmul, earlier["fp8_flops_per_token"]
+    )
 
 
 def require_no_sharding(config, args, fp8_layers: Set[str]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from experiments.records.run import RECIPE
 from experiments.training.plan import Plan, plan
 from models import device
 from models.errors import InputError
-from models.flops import GIB, memory_finding
+from models.flops import GIB, format_memory_need
 
 SIZES = (
     "no_recompute",
@@ -45,7 +45,7 @@ class Memory(NamedTuple):
 
 def memory_here(world_size: int) -> Memory:
     """Find the memory for each process of a run; without GPUs the processes share the machine's."""
-    total = device.memory_bytes()
+    total = device.usable_memory_bytes()
     if device.TYPE == "cpu":
         return Memory(total / world_size, total / world_size)
     if world_size > 1:  # each looks at its own GPU, which is not this one
@@ -67,7 +67,7 @@ def check_memory(planned: Plan) -> str:
     """Compare the estimate with what is free; return a finding. Raises `InputError` for a run far
     too large."""
     memory = memory_here(planned.world_size)
-    finding = memory_finding(planned.memory_needed, *memory)
+    finding = format_memory_need(planned.memory_needed, *memory)
     if planned.memory_needed > HOPELESS * memory.free:
         raise InputError(f"the run needs {finding} here: {advise(planned, memory.free)}")
     if has_room(planned, memory.free):
@@ -83,7 +83,7 @@ def explain_shortage(planned: Plan) -> str:
     """Say what to do after the GPU ran out of memory."""
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved()  # by this run
-    finding = memory_finding(planned.memory_needed, free, total)
+    finding = format_memory_need(planned.memory_needed, free, total)
     return f"the GPU is out of memory: the run needs {finding}; {advise(planned, free)}"
 
 
@@ -135,7 +135,7 @@ def choose_size(names: Sequence[str], overrides: Sequence[str] = ()) -> tuple[li
     memories = gpu_memories()
     tightest = min(range(len(memories)), key=lambda gpu: memories[gpu].free)
     memory = memories[tightest]
-    gpu = f"GPU {tightest}" if len(memories) > 1 else device.name()
+    gpu = f"GPU {tightest}" if len(memories) > 1 else device.device_name()
     here = f"{gpu} has {memory.free / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
     for overlay in SIZES:
         plans = [plan(recipes.load(name, [overlay], overrides, compared=True)) for name in names]

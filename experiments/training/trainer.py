@@ -34,8 +34,8 @@ from experiments.training.metrics import TIMELINE, Meter, end_traced_step, trace
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import float8
-from models.architectures import architecture, parallelize
-from models.device import local
+from models.architectures import find_architecture, parallelize_model
+from models.device import local_tensor
 
 # Steps of a stretch, whose steps do the same work, counted from 1. The first compiles, and the
 # second may compile again.
@@ -133,7 +133,7 @@ class Trainer(titan.Trainer):
 
     def _train_spec(self, _) -> TrainSpec:
         """Say how torchtitan builds the parts of a run."""
-        kind = architecture(self.plan.config)
+        kind = find_architecture(self.plan.config)
         return TrainSpec(
             model_cls=kind.model,
             model_args=kind.flavors,  # torchtitan changes the flavor: one run a process
@@ -156,9 +156,9 @@ class Trainer(titan.Trainer):
         The model has no weights yet.
         """
         TIMELINE.mark("model_build")
-        self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
+        self.plan.recipe.hook("convert", float8.convert_linears)(model, self.plan)
         TIMELINE.mark("conversion")
-        return parallelize(model, *others, shard=self.plan.recipe.hook("parallelize"))
+        return parallelize_model(model, *others, shard=self.plan.recipe.hook("parallelize"))
 
     def _build_optimizers(self, *parts):
         """Build the optimizer; the model has its weights."""
@@ -176,7 +176,7 @@ class Trainer(titan.Trainer):
         config, last = self.job_config, self.job_config.training.steps
         # Only rank 0 looks for a checkpoint
         after = int(self.all_reduce(torch.tensor(after), "max"))
-        self.checkpointer.load(after or -1)  # -1: perhaps the first weights
+        self.checkpointer.load(after)
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
@@ -237,15 +237,15 @@ class Trainer(titan.Trainer):
             losses = []
             for inputs, labels in micro_batches:
                 loss = self.forward_backward_step(
-                    input_dict={"input": device.put(inputs["input"], self.device)},
-                    labels=device.put(labels, self.device),
+                    input_dict={"input": device.to_device(inputs["input"], self.device)},
+                    labels=device.to_device(labels, self.device),
                     global_valid_tokens=valid,
                 )
                 losses.append(loss.detach())
 
             parameters = list(self.model_parts[0].parameters())
             norm = clip(parameters, config.training.max_norm)
-            read_norm = device.read_later(norm)
+            read_norm = device.copy_scalar_async(norm)
             self.checkpointer.maybe_wait_for_staging()
             with self.proof.movement() if first else nullcontext():
                 self.optimizers.step()
@@ -255,7 +255,7 @@ class Trainer(titan.Trainer):
             stop_code = int(self.all_reduce(torch.tensor(self.stop.code), "max"))
 
         if first:
-            device.synchronize()  # the time to the first step is that of its kernels too
+            device.wait_for_device()  # the time to the first step is that of its kernels too
             self.stop.deferred = True  # from now on a request to stop waits for the end of a step
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
         self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
@@ -317,7 +317,7 @@ class Trainer(titan.Trainer):
         """Name the parameters whose gradient is not finite."""
         names = []
         for name, parameter in self.proof.trainable.items():
-            broken = torch.tensor(int(not local(parameter.grad).isfinite().all()))
+            broken = torch.tensor(int(not local_tensor(parameter.grad).isfinite().all()))
             if self.all_reduce(broken, "max"):
                 names.append(name)
         return names

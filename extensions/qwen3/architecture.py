@@ -19,15 +19,15 @@ from torch import nn
 from torchtitan.models.llama4.infra.parallelize import apply_compile
 from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs, qwen3_args
 
-from models.architectures import Architecture, FromRecipe, InnerAttention
+from models.architectures import Architecture, InnerAttention, RecipeArgs
 from models.errors import InputError
-from models.flops import count
+from models.flops import format_parameters
 
 # ---- sizes ----
 
 
 @dataclass
-class Qwen3Args(FromRecipe, Qwen3ModelArgs):
+class Qwen3Args(RecipeArgs, Qwen3ModelArgs):
     """torchtitan's arguments of Qwen3, and the recipe's."""
 
 
@@ -60,21 +60,22 @@ class ExpertsArgs(Qwen3Args):
         """Count the parameters, all experts included."""
         return super().parameters() + self.experts(self.moe_args.num_experts)
 
-    def idle(self) -> int:
+    def unused_parameters(self) -> int:
         """Count the parameters of the experts that a token does not meet."""
         return self.experts(self.moe_args.num_experts - self.moe_args.top_k)
 
     def describe(self) -> str:
         """Say how large the model is, and how much of it a token meets."""
-        return f"{super().describe()} ({count(self.parameters() - self.idle())} active)"
+        active_parameters = self.parameters() - self.unused_parameters()
+        return f"{super().describe()} ({format_parameters(active_parameters)} active)"
 
-    def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
+    def saved_features(self, recomputed: bool, in_fp8: bool) -> int:
         """Count the features of a layer that are kept for a token's backward pass.
 
         Experts stay in bf16. Each that a token meets also keeps its input, and in float32 its
         output, for the product with the router's score.
         """
-        return super().kept_features(recomputed, False) + 3 * self.moe_args.top_k * self.dim
+        return super().saved_features(recomputed, False) + 3 * self.moe_args.top_k * self.dim
 
 
 _DENSE = ("0.6B", "1.7B", "4B", "8B", "14B")

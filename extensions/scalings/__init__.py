@@ -81,7 +81,7 @@ def convert(model, plan) -> None:
     from extensions.scalings.layer import ScaledLinear, with_gradients
     from models import float8
 
-    float8.convert(model, plan)
+    float8.convert_linears(model, plan)
     keys = plan.config.scalings
     for layer in float8.converted_modules(model).values():
         if keys.name:

@@ -26,7 +26,7 @@ found = tables.costs_and_keeps(comparison)
 #
 # The signal to noise of a matmul compares its result with rounded operands: 10 log10(squares of
 # the right result / squares of the error). It was measured for the three matmuls of each layer on
-# inputs, weights and gradients of a run in bf16 after its last step (`tests/signal_to_noise.py`).
+# inputs, weights and gradients of a run in bf16 after its last step (`signal_to_noise.py`).
 
 # %%
 found.round(4)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.comparison import Comparison
 
-SNR = Path(__file__).with_name("results") / "snr.json"  # of tests/signal_to_noise.py
+SNR = Path(__file__).with_name("results") / "snr.json"  # of signal_to_noise.py
 SCALINGS = {
     "tensorwise": "tensorwise_fp8_compiled",
     "tensorwise, e4m3 gradients": "scaling_tensorwise_e4m3_gradients",

@@ -34,8 +34,8 @@ from experiments.records.files import check_folder, dated_folder, write_whole
 from experiments.records.run import STUDY_FILE
 from experiments.study import Study
 from extensions.sweep.cells import FILE, Sweep, load
-from models.errors import InputError
-from models.flops import memory_finding
+from models.errors import PYTHON, InputError
+from models.flops import format_memory_need
 from models.gpus import GPUS
 
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name}: {_memory(study, args.gpu)}")
     if args.dry_run:
         return COMPLETED
-    print(f"To go on, or to add seeds: .venv/bin/python -m extensions.sweep {out}")
+    print(f"To go on, or to add seeds: {PYTHON} -m extensions.sweep {out}")
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / FILE, dump(sweep.model_dump()))
     codes = [COMPLETED]
@@ -101,9 +101,9 @@ def _memory(study: Study, gpu: str | None) -> str:
 
     loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
     needed = max(plan(recipe).memory_needed for recipe in loaded.values())
-    available = GPUS[gpu].memory if gpu else device.memory_bytes()
+    available = GPUS[gpu].memory if gpu else device.usable_memory_bytes()
     fits = "fits" if needed <= available else "does not fit"
-    return f"{fits}: {memory_finding(needed, available)}"
+    return f"{fits}: {format_memory_need(needed, available)}"
 
 
 if __name__ == "__main__":

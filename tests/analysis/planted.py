@@ -27,7 +27,7 @@ FP8 = "tensorwise_fp8_compiled"
 
 def study(
     folder: Path,
-    recipes="BCT",
+    recipes="CT",
     seeds=(0, 1, 2),
     steps=1000,
     by_recipe=False,

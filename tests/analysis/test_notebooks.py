@@ -11,8 +11,9 @@ import pytest
 
 from analysis import newest
 from experiments.config import yaml_with_origins
+from models.errors import PYTHON
 from tests.analysis.planted import study
-from tests.generated.notebooks import NOTEBOOKS, execute
+from tools.notebooks import NOTEBOOKS, execute
 
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
 ON_ANY_RUNS = [name for name, file in NOTEBOOKS.items() if "newest.runs(" in file.read_text()]
@@ -61,7 +62,7 @@ def test_notebook_opens_on_any_runs(name, folder, tmp_path, monkeypatch, capsys)
     if name in OF_ANY_STUDY and folder == "study":
         assert len(cells["comparison"].study.runs) == 4
     else:
-        assert ".venv/bin/python -m" in capsys.readouterr().out  # what to run
+        assert f"{PYTHON} -m" in capsys.readouterr().out  # what to run
 
 
 def write_dated_study(folder: Path, day: int, device="cpu", **facts) -> None:

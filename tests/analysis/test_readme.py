@@ -9,8 +9,8 @@ from analysis import newest
 from analysis.answer import answer
 from analysis.comparison import compare
 from analysis.study import read_study
-from tests.generated.readme import generated
 from tests.processes import ROOT
+from tools.readme import generated
 
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "launch/README.md"]
 for folder in ("docs", "results", "extensions"):

@@ -220,6 +220,14 @@ def test_a_link_does_not_lead_out_of_what_somebody_else_sent(usual, tmp_path, mo
     assert {run.recipe for run in read_study(usual).runs if run.manifest} == {FP8}
 
 
+def test_a_study_within_a_study_changes_no_plan(usual, tmp_path):
+    """Its runs are copies or second runs, left out by name."""
+    study(usual / "old", "C", [0, 1], steps=40)
+    found = read_study(usual)
+    assert names(found) == COMPLETED and len(found.problems) == 2
+    assert found.file.recipes == json.loads((usual / "study.yaml").read_text())["recipes"]
+
+
 # ---- places ----
 
 

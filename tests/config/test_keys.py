@@ -108,6 +108,40 @@ def test_an_inherited_fp8_can_be_turned_off_with_its_keys(write, monkeypatch, tm
     assert f"{FLOAT8}.emulate" in refused("gathers", [], both)
 
 
+@pytest.mark.parametrize(
+    ("key", "switch"),
+    [
+        ("checkpoint.interval=100", "checkpoint.enable=true"),
+        ("checkpoint.initial_load_path=x", "checkpoint.enable=true"),
+        ("lr_scheduler.min_lr_factor=0.1", "lr_scheduler.decay_ratio=0.5"),
+        ("lr_scheduler.min_lr_factor=0.1", "lr_scheduler.decay_ratio=null"),
+        ("activation_checkpoint.selective_ac_option=2", "activation_checkpoint.mode=selective"),
+        ("activation_checkpoint.memory_budget=0.3", "activation_checkpoint.mode=memory_budget"),
+        ("profiling.profiler_active=2", "profiling.enable_profiling=true"),
+        ("debug.deterministic_warn_only=true", "debug.deterministic=true"),
+    ],
+)
+def test_a_key_of_what_is_off_is_refused_with_its_switch(key, switch, write, overlay):
+    recipe, (name, _, value) = "baseline_compiled", key.partition("=")
+    overlay("more", f"{name}: {value}")
+    given = [(recipe, [], [key]), (write(f"base: {recipe}\n{name}: {value}"),), (recipe, ["more"])]
+    for args in given:
+        sentence = refused(*args)
+        assert f"{name}: " in sentence and switch.partition("=")[0] in sentence, args
+    assert load(recipe, [], [key, switch])
+    assert load(recipe, ["more"], [switch])
+
+
+def test_what_somebody_has_turned_off_may_keep_its_keys(write, tmp_path):
+    section = "checkpoint: {enable: false, interval: 500, async_mode: disabled}"
+    assert load(write(f"base: baseline\n{section}"))
+    assert not load("baseline", ["alps"], ["checkpoint.enable=false"]).config.checkpoint.enable
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipes.to_yaml(load("baseline")))
+    assert load(str(path))
+    assert "checkpoint.interval" in refused(str(path), [], ["checkpoint.interval=5"])
+
+
 def test_all_recipes_take_an_overlay_that_is_made_for_all_of_them():
     for name in recipes.yaml_files(recipes.RECIPES):
         assert load(name, ["as_published"]).config.quantize.linear.float8.filter_fqns == []
@@ -191,7 +225,8 @@ def test_a_text_is_what_was_written(text, write):
 
 def test_texts_have_their_limits_and_other_keys_stay_strict():
     selective = "activation_checkpoint.selective_ac_option"
-    assert load("baseline", [], [f"{selective}=2"]).config.activation_checkpoint.selective_ac_option
+    keys = ["activation_checkpoint.mode=selective", f"{selective}=2"]
+    assert load("baseline", [], keys).config.activation_checkpoint.selective_ac_option == "2"
     assert selective in refused("baseline", [], [f"{selective}=0"])
     # a key that may be null is null
     assert load("baseline", [], ["data.subset=null"]).config.data.subset is None

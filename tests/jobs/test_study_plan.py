@@ -111,8 +111,8 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
 def gpu(monkeypatch):
     """A GPU of 144 GiB without FP8 units."""
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
-    monkeypatch.setattr(device, "memory_bytes", lambda: 144 * 2**30)
+    monkeypatch.setattr(device, "device_name", lambda: "NVIDIA A100")
+    monkeypatch.setattr(device, "usable_memory_bytes", lambda: 144 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
 
 

@@ -18,6 +18,7 @@ from experiments.jobs import runner
 from experiments.jobs.command import BAD_INPUT, FOR_GOOD, Stop
 from experiments.jobs.runner import Job, run_all
 from experiments.records.run import Manifest
+from models.errors import PYTHON
 from tests.runs import call, lines_of
 
 NAMES = ["baseline", "baseline_compiled"]
@@ -44,7 +45,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     monkeypatch.setenv("FAILING", "baseline")
     out = tmp_path / "study"
     code, printed = start("training.steps=90")
-    assert code == 1 and f".venv/bin/python -m experiments.study {out}" in printed
+    assert code == 1 and f"{PYTHON} -m experiments.study {out}" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
     line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed

@@ -51,11 +51,14 @@ def install(tmp_path):
 
 
 @pytest.mark.slow
-def test_its_torch_and_all_it_has_are_kept_in_silence(install, tmp_path):
-    done = install()
+def test_a_torch_of_an_image_is_kept_in_silence_however_new_it_is(install, tmp_path):
+    version = "2.16.0a0+nv26.12"
+    done = install(torch=version)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-    assert "keeping this Python's torch 2." in done.stdout and len(done.stdout.splitlines()) == 2
+    assert f"keeping this Python's torch {version}" in done.stdout
+    assert len(done.stdout.splitlines()) == 2
     venv = tmp_path / "venv"
+    assert f"torch=={version}" in (venv / "keep-torch.txt").read_text()
     # from any folder: a notebook's is its own
     which = "import analysis, importlib.util; print(importlib.util.find_spec('torch').origin)"
     torch = processes.run([venv / "bin/python", "-c", which], cwd=tmp_path).stdout
@@ -64,21 +67,30 @@ def test_its_torch_and_all_it_has_are_kept_in_silence(install, tmp_path):
     assert "which is activated" in again.stdout
 
 
-@pytest.mark.slow
-def test_a_torch_of_an_image_is_kept_however_new_it_is(install, tmp_path):
-    version = "2.16.0a0+nv26.12"
-    done = install(torch=version)
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-    assert f"keeping this Python's torch {version}" in done.stdout
-    assert f"torch=={version}" in (tmp_path / "venv/keep-torch.txt").read_text()
+def command_for(file: str, venv: Path) -> str:
+    """What gets that file's packages."""
+    return f"{venv}/bin/python -m pip install -r {file}"
 
 
 @pytest.mark.slow
 def test_an_older_torch_is_named_and_not_kept(install, tmp_path):
     """The environment needs one of its own, which no index has here."""
     done = install(torch="2.10.0a0+nv25.10")
+    venv = tmp_path / "venv"
     assert "torch 2.10.0a0+nv25.10 is older than 2.11" in done.stdout
-    assert done.returncode == 2 and not (tmp_path / "venv/keep-torch.txt").exists()
+    assert done.returncode == 2 and not (venv / "keep-torch.txt").exists()
+    assert not (venv / "installed").exists()
+    [sentence] = [line for line in done.stderr.splitlines() if "error: missing: torch" in line]
+    assert "torchtitan" in sentence and command_for("requirements.txt", venv) in sentence
+
+
+@pytest.mark.slow
+def test_missing_tools_are_named_and_a_study_needs_none(install, tmp_path):
+    venv = tmp_path / "venv"
+    assert install("pytest_timeout", "jupytext").returncode == 0 and (venv / "installed").exists()
+    file = "requirements-tools.txt"
+    said = processes.run([venv / "bin/python", "launch/missing.py", file], check=False).stdout
+    assert "pytest-timeout" in said and "jupytext" in said and command_for(file, venv) in said
 
 
 @pytest.mark.slow
@@ -98,26 +110,8 @@ def test_a_new_environment_on_a_gpu_gets_a_torch_that_was_tried(tmp_path, progra
 
     lines = (processes.ROOT / "constraints.txt").read_text().splitlines()
     [torch] = [Requirement(line).specifier for line in lines if line.startswith("torch")]
-    major, minor = device.NEWEST
+    major, minor = device.NEWEST_TORCH
     assert torch.contains(f"{major}.{minor}.1") and not torch.contains(f"{major}.{minor + 1}.0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lacking", "file", "code"),
-    [
-        (("torchtitan", "tokenizers"), "requirements.txt", 2),
-        (("pytest_timeout", "jupytext"), "requirements-tools.txt", 0),  # a study needs no tools
-    ],
-)
-def test_what_is_missing_is_named_with_the_command_that_gets_it(
-    install, tmp_path, lacking, file, code
-):
-    venv = tmp_path / "venv"
-    assert install(*lacking).returncode == code and (venv / "installed").exists() == (not code)
-    said = processes.run([venv / "bin/python", "launch/missing.py", file], check=False).stdout
-    assert all(name.replace("_", "-") in said for name in lacking)
-    assert f"{venv}/bin/python -m pip install -r {file}" in said
 
 
 # ---- which torch, by pip's arguments ----

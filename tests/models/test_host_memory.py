@@ -37,7 +37,7 @@ def allowed(tmp_path, monkeypatch):
             (folder / name).write_text(f"{limit}\n")
         monkeypatch.setattr(host_memory, "MOUNTS", mounts)
         monkeypatch.setattr(host_memory, "GROUPS", groups)
-        return host_memory.allowed_bytes()
+        return host_memory.allowed_memory_bytes()
 
     return call
 
@@ -71,7 +71,7 @@ def test_the_smallest_limit_of_all_groups_counts(kind, root, group, limits, expe
 def test_a_machine_without_control_groups_has_its_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(host_memory, "MOUNTS", tmp_path / "none")
     monkeypatch.setattr(host_memory, "GROUPS", tmp_path / "none")
-    assert host_memory.allowed_bytes() == MACHINE
+    assert host_memory.allowed_memory_bytes() == MACHINE
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
@@ -79,7 +79,7 @@ def test_ulimit_counts(kind):
     """In another process, for the limit cannot be taken back."""
     code = (
         f"import resource; resource.setrlimit({int(kind)}, ({1 << 30}, {1 << 30})); "
-        "from models.host_memory import allowed_bytes; print(allowed_bytes())"
+        "from models.host_memory import allowed_memory_bytes; print(allowed_memory_bytes())"
     )
     answer = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert int(answer) <= 1 << 30

@@ -7,8 +7,8 @@ from experiments.config import recipes
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
 from experiments.training.plan import plan
 from models.errors import InputError
-from tests.generated.compatibility import cells
 from tests.runs import TINY, proves_its_fp8
+from tools.compatibility import cells
 
 CELLS = {f"{cell.recipe} with {cell.pairing}": cell for cell in cells()}
 REFUSED = [name for name, cell in CELLS.items() if cell.refused]

@@ -41,20 +41,20 @@ LIST = (
 )
 def test_nvidia_smi_is_read_by_the_form_of_its_answer(answer, values, program):
     program("nvidia-smi", f"printf '{answer}\\n'")
-    assert nvidia_smi.query(machine.ASKED, "GPU-1") == values
+    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1") == values
 
 
 @pytest.mark.parametrize("line", ["echo 580.65.06, 1980, 700; exit 18", "exec sleep 60"])
 def test_nvidia_smi_that_fails_or_never_answers_says_nothing(line, program, monkeypatch):
     monkeypatch.setattr(nvidia_smi, "TIMEOUT_S", 0.1)
     program("nvidia-smi", line)
-    assert nvidia_smi.query(machine.ASKED, "GPU-1") == [None] * 3
+    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1") == [None] * 3
     assert nvidia_smi.list_gpus() == []
 
 
 def test_the_named_gpu_is_asked_for(program):
     program("nvidia-smi", '[ "$3" = --id=GPU-1 ] && echo "580.65.06, 1980, 700"')
-    assert nvidia_smi.query(machine.ASKED, "GPU-1")[0] == "580.65.06"
+    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1")[0] == "580.65.06"
 
 
 def test_gpus_and_their_parts_are_listed_by_uuid(program):
@@ -65,7 +65,7 @@ def test_gpus_and_their_parts_are_listed_by_uuid(program):
 
 def test_a_manifest_describes_a_gpu_by_what_nvidia_smi_knows(program, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(device, "device_name", lambda: "NVIDIA H100")
     properties = SimpleNamespace(uuid=UUIDS[0].removeprefix("GPU-"), total_memory=2**36)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: properties)
     program("nvidia-smi", "echo '580.65.06, [N/A], 700.50'")
@@ -189,7 +189,7 @@ def test_a_container_without_its_gpus_is_told(value, unseen):
 )
 def test_gpus_without_fp8_units_are_refused(name, capability, has_fp8, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: name)
+    monkeypatch.setattr(device, "device_name", lambda: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(machine, "check_compilation", Mock())
     planned = plan(recipes.load("tensorwise_fp8_compiled", ["cpu"]))

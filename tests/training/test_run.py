@@ -62,7 +62,7 @@ def test_an_older_torch_is_refused(version, monkeypatch):
 def test_a_newer_torch_is_tried_with_a_warning(
     tmp_path, run_here, corpus_keys, capsys, monkeypatch
 ):
-    monkeypatch.setattr(device, "NEWEST", (2, 10))
+    monkeypatch.setattr(device, "NEWEST_TORCH", (2, 10))
     keys = ["--overlay", "cpu", *TINY, SMALLEST, *corpus_keys]
     assert run_here("baseline", *keys, "--out", tmp_path / "run") == 0
     assert re.search(r"WARNING torch: .* newer than 2\.10", (tmp_path / "run/log.txt").read_text())

@@ -55,8 +55,8 @@ def test_the_estimate_of_memory_is_what_the_allocator_counts(run):
 def gpu(monkeypatch):
     """A GPU of 79 GiB; takes how many GiB are free, one number for each GPU."""
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "name", lambda: "NVIDIA H100")
-    monkeypatch.setattr(device, "memory_bytes", lambda: 79 * GIB)
+    monkeypatch.setattr(device, "device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(device, "usable_memory_bytes", lambda: 79 * GIB)
 
     def free(*gib: float) -> None:
         memories = [sizes.Memory(each * GIB, 79 * GIB) for each in gib]
@@ -173,12 +173,12 @@ def test_a_run_that_ran_out_of_memory_is_told_the_next_size(overlays, free, said
 @pytest.mark.parametrize(("gib", "said"), [(80, "about 71.5 GiB of 80.0"), (60, "--overlay cpu")])
 def test_without_a_gpu_the_miniature_is_advised(gib, said, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
-    monkeypatch.setattr(device, "memory_bytes", lambda: gib * GIB)
+    monkeypatch.setattr(device, "usable_memory_bytes", lambda: gib * GIB)
     assert said in sizes.check_memory(plan(recipes.load("baseline")))
 
 
 def test_processes_of_a_run_share_the_machines_memory(monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
-    monkeypatch.setattr(device, "memory_bytes", lambda: 160 * GIB)
+    monkeypatch.setattr(device, "usable_memory_bytes", lambda: 160 * GIB)
     planned = replace(plan(recipes.load("baseline")), world_size=2)
     assert "about 71.5 GiB of 80.0 GiB" in sizes.check_memory(planned)

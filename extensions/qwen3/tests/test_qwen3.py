@@ -7,7 +7,7 @@ import torch
 
 from experiments.config import recipes
 from extensions.qwen3.architecture import FLAVORS, Qwen3
-from models.architectures import build
+from models.architectures import build_model
 from tests.training.test_gradients import compare_gradients
 
 TOKENS = torch.arange(128).view(2, 64) * 37 % 512
@@ -66,5 +66,5 @@ def test_its_compiled_graph_has_the_gradients_of_eager_code(train):
 def test_sizes_of_a_recipe_leave_a_heads_size_alone():
     keys = ["model.flavor=qwen3-cpu", "model.sizes={dim: 96, n_heads: 6, n_kv_heads: 3}"]
     with torch.device("meta"):
-        model = build(recipes.load("baseline", [], keys).config)
+        model = build_model(recipes.load("baseline", [], keys).config)
     assert model.layers["2"].attention.wk.weight.shape == (3 * 64, 96)

@@ -11,8 +11,8 @@ from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
 from extensions.scalings import SCALINGS, Keys, convert
+from extensions.scalings import signal_to_noise as benchmark
 from extensions.scalings.layer import end_step, linear, round_blocks
-from extensions.scalings.tests import signal_to_noise as benchmark
 from tests.models import layers
 from tests.models.layers import operands, results
 from tests.runs import SMALLEST, TINY, kill, losses_of

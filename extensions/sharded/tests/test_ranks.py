@@ -12,6 +12,7 @@ from experiments.jobs.command import FAILED, Stop
 from experiments.records.run import Manifest, Proof, last_interval
 from experiments.run import main
 from extensions.sharded import launcher
+from extensions.sharded.tests import forked
 from tests import processes
 from tests.runs import TINY, losses_of
 
@@ -94,18 +95,19 @@ def test_a_run_of_two_processes_is_stopped_and_goes_on(tmp_path):
     """FP8 under FSDP over gloo, gathered in FP8. The run gets SIGUSR1 once it trains."""
     steps, recipe = 6, "tensorwise_fp8_allgather"
     keys = [*TINY, "compile.enable=false", "checkpoint.enable=true", f"training.steps={steps}"]
+    keys += ["sharded.processes=2", "metrics.enable_tensorboard=false"]
+    run = tmp_path / "run"
     command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *keys]
-    command += ["--out", tmp_path, "sharded.processes=2", "metrics.enable_tensorboard=false"]
-    with processes.started(command, stdout=sys.stderr) as process:
+    with processes.started([*command, "--out", run], stdout=sys.stderr) as process:
         deadline = time.monotonic() + 120
-        while not last_interval(tmp_path):
+        while not last_interval(run):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=120) == 75
-    assert "by SIGUSR1, a checkpoint was saved" in Manifest.read(tmp_path / "manifest.json").error
-    processes.run(command)
-    assert len(losses_of(tmp_path)) == steps
-    sent = Proof.read(tmp_path / "proof.json").sharded
+    assert "by SIGUSR1, a checkpoint was saved" in Manifest.read(run / "manifest.json").error
+    forked.train(tmp_path, {"run": (recipe, keys)})
+    assert len(losses_of(run)) == steps
+    sent = Proof.read(run / "proof.json").sharded
     assert (sent["gathered_bytes"], sent["reduced_bytes"]) == (12_591_616, 20_980_736)
     assert sent["all_reduces"] < 10  # one of all scales, not one a layer

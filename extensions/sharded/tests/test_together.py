@@ -7,8 +7,8 @@ import pytest
 
 from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
 from extensions.sharded.tests import forked
-from tests.generated.compatibility import cells
 from tests.runs import SMALLEST, TINY, lines_of, losses_of, proves_its_fp8
+from tools.compatibility import cells
 
 pytestmark = pytest.mark.slow
 

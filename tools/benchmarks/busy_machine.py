@@ -1,4 +1,6 @@
-"""Time steps on a CPU that is busy: `python -m tests.benchmarks.busy_machine`.
+"""Time steps on a CPU that is busy:
+
+    python -m tools.benchmarks.busy_machine
 
 OpenMP's threads wait for one another by spinning: GOMP_SPINCOUNT says for how many turns before
 they sleep. For each value this command trains the small model beside 0, 1 and 3 other processes

@@ -1,5 +1,6 @@
-"""Time bf16 matmuls of a CPU as PyTorch does them and in float32: `python -m
-tests.benchmarks.bf16_matmuls`.
+"""Time bf16 matmuls of a CPU as PyTorch does them and in float32:
+
+    python -m tools.benchmarks.bf16_matmuls
 
 Prints how many times faster float32 is at the shapes of the small model (1024 tokens): a row for
 each layer, with the output, the gradient of the input and the gradient of the weight. The ratios

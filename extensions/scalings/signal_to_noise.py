@@ -1,6 +1,6 @@
 """Measure what each scaling keeps of a layer's three matmuls under planted outliers:
 
-    python -m extensions.scalings.tests.signal_to_noise FILE [KEY=VALUE ...]
+    python -m extensions.scalings.signal_to_noise FILE [KEY=VALUE ...]
 
 An experiment on numbers, in one process, emulated. The small model of the overlay `cpu` trains in
 bf16. Each linear layer's input, weight and gradient are taken from one more batch. Each scaling's
@@ -37,7 +37,7 @@ from experiments.jobs.command import leave
 from experiments.training.plan import plan
 from extensions.scalings import ALL, SCALINGS, Scaling
 from extensions.scalings.layer import linear
-from tests.runs import trained
+from tools.trained_model import train_model
 
 TENSOR, ROW = (ALL, ALL), (1, ALL)
 COMPARED = {
@@ -58,7 +58,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and labels
 
 def main(file: str, *keys: str) -> int:
     """Write what is found to a file, as JSON; `keys` change the recipe `baseline`."""
-    model, batches = trained(plan(recipes.load("baseline", ["cpu"], keys)))
+    model, batches = train_model(plan(recipes.load("baseline", ["cpu"], keys)))
     model, batch = model.cpu().float(), next(batches)
     found = {"torch": torch.__version__, "keys": keys, "stress": list(stressed(model, batch))}
     Path(file).write_text(json.dumps(found, indent=1))

@@ -1,6 +1,6 @@
 """Execute the notebooks, each from its own folder: `make notebooks`.
 
-    python -m tests.generated.notebooks four_way
+    python -m tools.notebooks four_way
 
 The core's notebooks are in analysis/notebooks/, an extension's is extensions/NAME/notebook.py. The
 source of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is

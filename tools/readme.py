@@ -1,6 +1,6 @@
 """Write the generated parts of docs/ from results/.
 
-    python -m tests.generated.readme
+    python -m tools.readme
 
 The figure and the page of the kept study are written beside its runs. A test compares all that is
 generated.
@@ -14,7 +14,7 @@ from analysis import newest, plots
 from analysis.comparison import compare
 from analysis.page import page, render
 from analysis.study import read_study
-from tests.generated.compatibility import cells
+from tools.compatibility import cells
 
 DOCS = newest.ROOT / "docs"
 
@@ -23,14 +23,14 @@ def generated() -> dict[Path, str]:
     """Return the text of every file that has a generated part."""
     folder, losses_folder = newest.results(), newest.results("loss_fp32")
     results = render(
-        "tests/generated/results.md.j2",
+        "tools/results.md.j2",
         study=compare(read_study(folder)),
         folder=_place(folder),
         losses=compare(read_study(losses_folder)),
         losses_folder=_place(losses_folder),
     )
     pairings = {name: list(group) for name, group in groupby(cells(), key=attrgetter("pairing"))}
-    compatibility = render("tests/generated/compatibility.md.j2", pairings=pairings)
+    compatibility = render("tools/compatibility.md.j2", pairings=pairings)
     parts = {"reading_the_table.md": results, "fp8_goes_with.md": compatibility}
     return {DOCS / name: with_part(DOCS / name, part) for name, part in parts.items()}
 
