@@ -73,8 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.training import attempt
 
     TIMELINE.mark("import")
-    run = recipe.find_hook("run", attempt.run)
-    return run(run_plan, findings, out, stop)
+    return attempt.run(run_plan, findings, out, stop)
 
 
 def _make_command_line() -> CommandLine:

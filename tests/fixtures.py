@@ -48,7 +48,8 @@ def process_as_before():
     handlers of signals and a process group."""
     root, environment = logging.getLogger(), dict(os.environ)
     handlers, mask = root.handlers[:], signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    answers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT)
+    answers = {number: signal.getsignal(number) for number in numbers}
     yield
     root.handlers = handlers
     os.environ.clear()
@@ -77,14 +78,14 @@ def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log."""
     from experiments.config.recipes import Recipe
     from experiments.corpus.rows import open_data
-    from experiments.training.attempt import be_alone
+    from experiments.training.attempt import init_single_process
     from experiments.training.plan import plan
     from experiments.training.trainer import Trainer
 
     def steps(config, count=1, recipe=None) -> tuple:
         folder = Path(mkdtemp(dir=tmp_path))
         config.job.dump_folder = str(folder)
-        be_alone()
+        init_single_process()
         planned = plan(recipe or Recipe("test", "", config))
         trainer = Trainer(open_data(planned)[0], StopRequest(), folder)
         trainer.begin()

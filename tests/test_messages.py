@@ -60,7 +60,7 @@ def said(case: str) -> str:
 @contextlib.contextmanager
 def folder_with_files():
     """Work in a temporary folder with the bad files, without the variables of ranks."""
-    names = re.compile("RANK|SLURM|WORLD_SIZE|MASTER_|CUDA_VISIBLE|CXX")
+    names = re.compile("RANK|SLURM|PET_|WORLD_SIZE|MASTER_|CUDA_VISIBLE|CXX")
     others = {name: value for name, value in os.environ.items() if not names.search(name)}
     with (
         tempfile.TemporaryDirectory() as folder,

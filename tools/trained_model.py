@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from experiments.corpus.rows import BatchLoader, open_data
 from experiments.jobs.command import StopRequest
-from experiments.training.attempt import be_alone
+from experiments.training.attempt import init_single_process
 from experiments.training.plan import Plan
 from experiments.training.trainer import Trainer
 
@@ -20,7 +20,7 @@ def train_model(plan: Plan) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]
     """
     plan, _ = open_data(plan)
     config = plan.config
-    be_alone()
+    init_single_process()
     with TemporaryDirectory() as folder:
         config.job.dump_folder = folder
         trainer = Trainer(plan, StopRequest())

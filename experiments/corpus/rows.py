@@ -1,7 +1,7 @@
 """Make torchtitan's batches from a token file."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -107,24 +107,27 @@ class BatchLoader(BaseDataLoader):
     Its state is the number of batches so far; a resumed loader continues with the next batch.
     """
 
-    def __init__(self, token_file: TokenFile, config: Config, rows_of_rank: Callable = iter):
-        """Order the rows by `debug.seed`; `rows_of_rank` selects this process's row numbers.
+    def __init__(self, token_file: TokenFile, config: Config, rank: int = 0, world_size: int = 1):
+        """Order the rows by `debug.seed`; rank r of W reads every W-th row, from the r-th on.
 
-        Raises InputError if the corpus has no row.
+        So the rows of a step depend on seed and data, and not on W. Raises InputError if the
+        corpus has no row.
         """
         self.rows = Rows(token_file, config)
         self.config = config
-        self.rows_of_rank = rows_of_rank
+        self.rank = rank
+        self.world_size = world_size
         self.n_batches = 0
 
     def __iter__(self) -> Iterator[Row]:
         training = self.config.training
-        row_numbers = self.rows_of_rank(shuffle_rows(len(self.rows), self.config.debug.seed))
+        row_numbers = shuffle_rows(len(self.rows), self.config.debug.seed)
+        rows_of_rank = itertools.islice(row_numbers, self.rank, None, self.world_size)
         rows_so_far = self.n_batches * training.local_batch_size
         batches = DataLoader(
             self.rows,
             training.local_batch_size,
-            sampler=itertools.islice(row_numbers, rows_so_far, None),
+            sampler=itertools.islice(rows_of_rank, rows_so_far, None),
             generator=torch.Generator(),  # the model uses the global one, and checkpoints have it
             **asdict(training.dataloader),
         )

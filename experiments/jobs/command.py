@@ -256,14 +256,14 @@ class StopRequest:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         threading.Thread(target=_forward_usr1, daemon=True).start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._handle)
+            signal.signal(number, self.handle)
         starter_pid = os.environ.get(STARTER_PID)
         if starter_pid:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if starter_pid != str(os.getppid()):  # the starter has died already
                 sys.exit(EXIT_STOPPED)
 
-    def _handle(self, number: int, frame) -> None:
+    def handle(self, number: int, frame) -> None:
         """Record a request; raise KeyboardInterrupt unless it waits for the end of a step.
 
         The first request decides on the exit code: a cluster may send SIGTERM after SIGUSR1. A

@@ -72,15 +72,21 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: StopRequest
 
     Raises `InputError` for a folder that cannot be used.
     """
-    be_alone()
+    if plan.world_size == 1:
+        init_single_process()
     out = out or run_folder(plan.recipe.name, plan.config.debug.seed)
-    end = train(plan, findings, out, RunDirectory(out, plan), stop)
+    directory = RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
+    end = train(plan, findings, out, directory, stop)
     if dist.is_initialized():
-        dist.destroy_process_group()
+        with only_logged("could not leave the process group cleanly"):
+            # Ranks end after the last record: a launcher ends all of them when one has failed
+            if end.status != "failed":  # else the others may never come
+                dist.barrier()
+            dist.destroy_process_group()
     return end.code
 
 
-def be_alone() -> None:
+def init_single_process() -> None:
     """Set torch.distributed, needed by torchtitan, to this process alone.
 
     It then waits for nobody and needs no NCCL.
@@ -135,7 +141,7 @@ def train(
         logging.warning(sentence)
     try:
         trainer = Trainer(plan, stop, out if directory else None)
-        ranks = places.of_all_ranks(trainer.combine)
+        ranks = places.of_all_ranks(trainer.all_reduce)
         if directory:
             directory.add_places(ranks)
         trainer.train(after)

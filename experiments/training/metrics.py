@@ -77,11 +77,14 @@ class Meter:
     """Collects the steps of a log interval, and records it."""
 
     def __init__(
-        self, plan: Plan, processor: MetricsProcessor, combine: Callable, folder: Path | None
+        self, plan: Plan, processor: MetricsProcessor, all_reduce: Callable, folder: Path | None
     ):
         """Begin an interval now. `processor` is torchtitan's, with the waits for micro-batches;
-        `combine` adds up values of a run's processes; `folder` is that of the records."""
-        self.plan, self.processor, self.combine, self.folder = plan, processor, combine, folder
+        `all_reduce` adds up values of a run's processes; `folder` is that of the records."""
+        self.plan = plan
+        self.processor = processor
+        self.all_reduce = all_reduce
+        self.folder = folder
         self._empty()
         self.retries_so_far = device.allocator_retries()
         self.stopwatch = device.Stopwatch()  # a lap is a step
@@ -108,11 +111,11 @@ class Meter:
 
         torchtitan's `log`, which is called after this, empties `data_loading_times`.
         """
-        losses = self.combine(torch.stack(self.losses))
+        losses = self.all_reduce(torch.stack(self.losses))
         step_s = self.stopwatch.read()
         waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
         memory = self.processor.device_memory_monitor.get_peak_stats()
-        retries = self.combine(torch.tensor(self.retries), "max").tolist()
+        retries = self.all_reduce(torch.tensor(self.retries), "max").tolist()
         first = step - len(retries) + 1
         seconds = sum(step_s)
         tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device

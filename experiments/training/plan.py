@@ -56,8 +56,9 @@ def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check what a recipe asks for. Raises `InputError`."""
     fp8, config, training = _choose_fp8(recipe), recipe.config, recipe.config.training
     args = model_args(config)
-    world_size = recipe.find_hook("processes", lambda config: 1)(config)
-    shards = recipe.find_hook("shards", check_whole)(config, args, fp8.layers)
+    choose_degrees = recipe.find_hook("data_parallel_degrees", require_no_sharding)
+    replicas, shards = choose_degrees(config, args, fp8.layers)
+    world_size = replicas * shards
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
     memory = estimate_recipe_memory(config, args, shards, passes)
     for estimate in recipe.find_hooks("memory_by_use"):
@@ -102,13 +103,13 @@ def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
     )
 
 
-def check_whole(config, args, fp8_layers: Set[str]) -> int:
-    """Refuse keys of sharding; return 1 shard."""
+def require_no_sharding(config, args, fp8_layers: Set[str]) -> tuple[int, int]:
+    """Refuse keys of sharding; return 1 replica of 1 shard. Raises `InputError`."""
     keys = [f"parallelism.{key.name}" for key in fields(config.parallelism)]
     if fp8_layers:
         keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
     refuse(config, keys, "several processes, and this recipe has one")
-    return 1
+    return 1, 1
 
 
 def refuse(config: Config, keys: Iterable[str], needs: str) -> None:

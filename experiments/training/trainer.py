@@ -79,8 +79,8 @@ class Diverged(RuntimeError):
     """A loss or a gradient norm is not finite."""
 
 
-def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
-    """Combine the values of the processes of a run: of one, they are as they are."""
+def no_reduce(values: torch.Tensor, operation: str = "sum") -> torch.Tensor:
+    """Return the values of a run's only process: their `sum` and `max` over processes."""
     return values
 
 
@@ -123,7 +123,7 @@ class Trainer(titan.Trainer):
             self.maybe_enable_amp = nullcontext()
 
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
-        self.combine = plan.recipe.find_hook("combine", alone)
+        self.all_reduce = plan.recipe.find_hook("all_reduce", no_reduce)
         self._stop_code = 0
         self._short_steps = 0  # steady ones, in which memory was short
         self.unsaved = ""  # why there is no checkpoint of the last step
@@ -146,10 +146,9 @@ class Trainer(titan.Trainer):
             build_lr_schedulers_fn=build_lr_schedulers,
         )
 
-    def _build_loader(self, **_) -> BatchLoader:
+    def _build_loader(self, dp_rank: int, dp_world_size: int, **_) -> BatchLoader:
         """Build the loader of this process's rows."""
-        plan = self.plan
-        return BatchLoader(plan.token_file, plan.config, plan.recipe.find_hook("own_rows", iter))
+        return BatchLoader(self.plan.token_file, self.plan.config, dp_rank, dp_world_size)
 
     def _convert(self, model: torch.nn.Module, *others) -> torch.nn.Module:
         """Swap linear layers for FP8 layers; recompute, compile and shard the model.
@@ -175,7 +174,8 @@ class Trainer(titan.Trainer):
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
-        after = int(self.combine(torch.tensor(after), "max"))  # only rank 0 looks for a checkpoint
+        # Only rank 0 looks for a checkpoint
+        after = int(self.all_reduce(torch.tensor(after), "max"))
         self.checkpointer.load(after)
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")
@@ -200,7 +200,7 @@ class Trainer(titan.Trainer):
         """Begin the steps of this process, after a checkpoint's if there is one."""
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
-        self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.folder)
+        self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.folder)
 
     def _save(self) -> None:
         """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
@@ -235,7 +235,7 @@ class Trainer(titan.Trainer):
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
             # Tokens that are not padding, counted on the host: nothing waits for the device
             local_valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
-            valid = float(self.combine(local_valid))
+            valid = float(self.all_reduce(local_valid))
             losses = []
             for inputs, labels in micro_batches:
                 loss = self.forward_backward_step(
@@ -254,7 +254,7 @@ class Trainer(titan.Trainer):
             self.lr_schedulers.step()
             norm = read_norm()  # the device has the optimizer's step to do while the host waits
             # One process that is asked to stop stops all of them
-            stop_code = int(self.combine(torch.tensor(self.stop.exit_code), "max"))
+            stop_code = int(self.all_reduce(torch.tensor(self.stop.exit_code), "max"))
 
         if first:
             device.wait_for_device()  # the time to the first step is that of its kernels too
@@ -314,7 +314,7 @@ class Trainer(titan.Trainer):
                 f"the gradient norm was not finite in step {self.step}, nor the gradients of "
                 f"{len(broken)} parameters: {', '.join(broken[:3])}"
             )
-        largest = float(self.combine(local_loss, "max"))
+        largest = float(self.all_reduce(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
         self.metrics_processor.log(self.step, interval.losses[-1], largest, norm, curves)
 
@@ -323,7 +323,7 @@ class Trainer(titan.Trainer):
         names = []
         for name, parameter in self.proof.trainable.items():
             broken = torch.tensor(int(not local_tensor(parameter.grad).isfinite().all()))
-            if self.combine(broken, "max"):
+            if self.all_reduce(broken, "max"):
                 names.append(name)
         return names
 

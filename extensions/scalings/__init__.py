@@ -100,7 +100,7 @@ def before_step(trainer, step: int) -> None:
     """Move the largest values of the last step into the history."""
     from extensions.scalings.layer import end_step
 
-    end_step(trainer.model_parts[0], trainer.combine)
+    end_step(trainer.model_parts[0], trainer.all_reduce)
 
 
 def notes(trainer) -> list[str]:

@@ -1,4 +1,5 @@
-"""Record what a rank sends the others in a step, and how much of that time compute hides.
+"""Add up values of all ranks; record what a rank sends in a step, and how much of that time
+compute hides.
 
 Operators of `c10d::` are counted, because they are the same for all backends. gloo's own operators
 are not counted: its reduce-scatter is an all-reduce. The bytes of a call are those of its whole
@@ -8,8 +9,10 @@ tensor: the output of an all-gather, the input of a reduce-scatter or of an all-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
 import torch
+import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.utils._pytree import tree_leaves
 
@@ -23,6 +26,28 @@ _OPERATORS = {
     "c10d::alltoall_base_": EXCHANGE,
     "c10d::allreduce_": AGREE,
 }
+
+
+def all_reduce(values: torch.Tensor, operation: str = "sum") -> torch.Tensor:
+    """Return the `sum` or the `max` over ranks.
+
+    Numbers on the host are sent between hosts, so that nothing waits for a device.
+    """
+    if dist.get_world_size() == 1:
+        return values
+    reduced = values.clone()
+    group = _host_group(dist.group.WORLD) if values.device.type == "cpu" else None
+    dist.all_reduce(reduced, dist.ReduceOp.MAX if operation == "max" else dist.ReduceOp.SUM, group)
+    return reduced
+
+
+@cache
+def _host_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a group of all ranks of a world that sends between hosts."""
+    return dist.new_group(backend="gloo")
+
+
+# ---- a profiled step ----
 
 
 def check_profile(proof: Proof, profiler) -> None:
