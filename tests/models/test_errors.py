@@ -27,6 +27,6 @@ def test_no_message_names_an_environment_by_itself():
     named = {
         str(file.relative_to(ROOT))
         for file in files
-        if "tests" not in file.parts and re.search(r"[\"` ]\.venv/bin/", file.read_text())
+        if "tests" not in file.relative_to(ROOT).parts and re.search(r"[\"` ]\.venv/bin/", file.read_text())
     }
     assert named == {"experiments/study.py", "models/errors.py"}
