@@ -26,7 +26,6 @@ from analysis.speed import (
     Ratio,
     group_names,
     have_common,
-    mfu,
     mfu_of_steps,
     rate_of_steps,
     rate_table,
@@ -233,8 +232,7 @@ def adjusted_ratio(
 
 
 def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iterator[str]:
-    """Say what is faster than FP8 allows: a ratio, a run beside its GPU's peak in bf16, or single
-    steps, which may have done no work."""
+    """Say what is faster than FP8 allows: a ratio, or steps, which may have done no work."""
     share = np.mean([run.fp8_share for run in runs])
     limit = times_at_most(share)
     if share and ratio.mean > limit:
@@ -246,9 +244,7 @@ def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iter
         too_quick = mfu_of_steps(run) > limit_of_step
         if run in runs and share:
             too_quick |= rate_of_steps(run) > limit_of_step * quick_reference
-        if mfu(run) > times_at_most(run.fp8_share):
-            yield f"{run.name} ran at {mfu(run):.0%} of its GPU's peak in bf16"
-        elif too_quick.mean() > SMALL:
+        if too_quick.mean() > SMALL:
             shares[run.name] = too_quick.mean()
     if shares:
         names = ", ".join(shares)

@@ -211,10 +211,12 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
 def speed_outcome(speed: SpeedUp) -> Outcome:
     """Judge the speed alone: `YES` if the recipe is faster.
 
-    There is no plain answer, yes or no, while an honest way to count contradicts it.
+    There is no plain answer, yes or no, while an honest way to count contradicts it. A difference
+    below 1 % may be that of two GPUs of one model.
     """
     ratio = speed.ratio
     slower = ratio.mean < 1 - SMALL
+    faster = ratio.mean > 1 + SMALL
     if not speed.runs:
         return Outcome.TOO_SHORT
     if speed.runs == 1:
@@ -223,9 +225,11 @@ def speed_outcome(speed: SpeedUp) -> Outcome:
         return Outcome.NO_VERDICT if slower else Outcome.NO_PLAIN_YES
     if ratio.as_fast:
         return Outcome.NO_GAIN
-    if not ratio.clear:
-        return Outcome.CANNOT_TELL
-    return Outcome.SLOWER if slower else Outcome.YES
+    if ratio.clear and slower:
+        return Outcome.SLOWER
+    if ratio.clear and faster:
+        return Outcome.YES
+    return Outcome.CANNOT_TELL
 
 
 def loss_outcome(loss: Verdict, are_paired: bool, has_doubts: bool) -> Outcome:

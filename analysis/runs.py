@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -88,7 +89,7 @@ class Run:
     attempts: list[Manifest] = field(default_factory=list)
     packages: dict[str, dict[str, str] | None] = field(default_factory=dict)
     spans: list[tuple] = field(default_factory=list)
-    steps: pd.DataFrame = field(default_factory=lambda: steps_table([], {}))
+    steps: pd.DataFrame = field(default_factory=lambda: no_steps())
     manifest: Manifest | None = None
     timings: list[Timing] = field(default_factory=list)
     proof: Proof | None = None
@@ -308,6 +309,12 @@ def flat(sections: dict) -> dict[str, Any]:
 
 
 # ---- steps ----
+
+
+@cache
+def no_steps() -> pd.DataFrame:
+    """Make the steps of a run without a log, once for all."""
+    return steps_table([], {})
 
 
 def steps_table(logs: list[list[LogInterval]], stretches: dict[str, Stretch]) -> pd.DataFrame:
