@@ -34,6 +34,7 @@ BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
 
 AutoOrCount = Literal[-1] | AtLeast1
 Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
+Timeout = Annotated[int, Field(ge=1, le=10**6)]  # s
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 NotNegative = Annotated[Finite, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
@@ -67,8 +68,14 @@ LIMITS = {
     "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
     "training.max_norm": Annotated[float, Field(gt=0)],
     "training.steps": Steps,
+    "training.gc_freq": AtLeast1,
+    "training.dataloader.num_workers": Count,
+    "training.dataloader.prefetch_factor": AtLeast1 | None,
     "parallelism.data_parallel_replicate_degree": AtLeast1,
     "parallelism.data_parallel_shard_degree": AutoOrCount,
+    "comm.init_timeout_seconds": Timeout,
+    "comm.train_timeout_seconds": Timeout,
+    "comm.trace_buf_size": Count,
     "checkpoint.interval": AtLeast1,
     # not 1: the last may be half written
     "checkpoint.keep_latest_k": Literal[0] | Annotated[int, Field(ge=2)],
@@ -307,7 +314,7 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
     local, whole = training.local_batch_size, training.global_batch_size
     total_steps = config.lr_scheduler.total_steps
     unfit_tokens = explain_unfit_tokens(training.seq_len, local)
-    profiling = config.profiling
+    profiling, dataloader = config.profiling, training.dataloader
     traced = profiling.profiler_warmup + profiling.profiler_active
     rules = [
         (
@@ -336,6 +343,16 @@ def contradictions(config: Config) -> list[tuple[str, str]]:
             "activation_checkpoint.mode",
             "memory_budget is the compiler's; set compile.enable to true, with model among "
             "compile.components",
+        ),
+        (
+            dataloader.persistent_workers and not dataloader.num_workers,
+            "training.dataloader.persistent_workers",
+            "needs num_workers of at least 1; set that, or this to false",
+        ),
+        (
+            dataloader.prefetch_factor and not dataloader.num_workers,
+            "training.dataloader.prefetch_factor",
+            "needs num_workers of at least 1; set that, or this to null",
         ),
         (
             training.dataset_path and training.dataset != "parquet",

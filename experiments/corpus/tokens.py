@@ -17,6 +17,7 @@ another one, and with a tokenizer of the hub where `data.end_of_text` names one:
 """
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -41,7 +42,7 @@ from experiments.corpus.tokenizer import (
     special_tokens,
     tokenizer_identity,
 )
-from experiments.records.files import lock_file
+from experiments.records.files import DiskFull, full_disk, lock_file
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -158,6 +159,11 @@ def _write(folder: Path, config: Config, documents: Documents, tokenizer: Tokeni
         (begun / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (begun / CHECKSUM).write_text(_checksum(begun))
         _replace(folder, begun)
+    except Exception as error:  # the tokenizer's save raises no OSError
+        full = full_disk(error, [begun])
+        if full:
+            raise DiskFull(full) from error
+        raise
     finally:
         shutil.rmtree(begun, ignore_errors=True)  # unless it was renamed
 
@@ -190,6 +196,8 @@ def _write_tokens(
         raise InputError(
             "the corpus holds no text: give another training.dataset or training.dataset_path"
         )
-    np.save(folder / "documents.npy", np.array(starts, np.int64))
+    content = io.BytesIO()  # numpy's own writing hides what the system says of a full disk
+    np.save(content, np.array(starts, np.int64))
+    (folder / "documents.npy").write_bytes(content.getbuffer())
     dataset = config.training.dataset
     return {"dataset": dataset, "vocab_size": vocab_size, "eos_id": eos_id, "dtype": dtype.name}
