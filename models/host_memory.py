@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 MOUNTS = Path("/proc/self/mountinfo")
 GROUPS = Path("/proc/self/cgroup")
-LIMIT_FILES = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}  # versions 1 and 2
+# Versions 1 and 2. Above `memory.high` a process is not killed, but its steps come to a halt
+LIMIT_FILES = {"cgroup": ["memory.limit_in_bytes"], "cgroup2": ["memory.max", "memory.high"]}
 
 
 def allowed_memory_bytes() -> int:
@@ -43,9 +44,10 @@ def cgroup_limits() -> Iterator[int]:
     for hierarchy in mounted_hierarchies():
         folder = hierarchy.folder / _group_path(hierarchy)
         for group in (folder, *folder.parents):
-            # A group without the controller has no file, and `max` is no limit
-            with suppress(OSError, ValueError):
-                yield int((group / LIMIT_FILES[hierarchy.version]).read_text())
+            for name in LIMIT_FILES[hierarchy.version]:
+                # A group without the controller has no file, and `max` is no limit
+                with suppress(OSError, ValueError):
+                    yield int((group / name).read_text())
             if group == hierarchy.folder:
                 break
 

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import resource
 from pathlib import Path
 from unittest.mock import patch
 
@@ -62,3 +63,14 @@ def proves_its_fp8(proof: Proof) -> None:
         assert proof.fp8_flops == 0
     else:
         assert proof.fp8_flops >= proof.fp8_flops_expected
+
+
+@contextlib.contextmanager
+def room_for(size: int):
+    """Let a limit on file sizes stand in for a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -34,6 +34,7 @@ ROW_SCALINGS = [name for name, scaling in SCALINGS.items() if scaling.row_scales
 
 AutoOrCount = Literal[-1] | AtLeast1
 OptionalSize = Annotated[int, Field(ge=1, le=1_000_000)] | None
+Timeout = Annotated[int, Field(ge=1, le=10**6)]  # s
 Beta = Annotated[float, Field(ge=0, lt=1)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
@@ -66,8 +67,14 @@ LIMITS = {
     "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
     "training.max_norm": Annotated[float, Field(gt=0)],
     "training.steps": Steps,
+    "training.gc_freq": AtLeast1,
+    "training.dataloader.num_workers": Count,
+    "training.dataloader.prefetch_factor": AtLeast1 | None,
     "parallelism.data_parallel_replicate_degree": AtLeast1,
     "parallelism.data_parallel_shard_degree": AutoOrCount,
+    "comm.init_timeout_seconds": Timeout,
+    "comm.train_timeout_seconds": Timeout,
+    "comm.trace_buf_size": Count,
     "checkpoint.interval": AtLeast1,
     # not 1: the newest checkpoint may be half written
     "checkpoint.keep_latest_k": Literal[0] | Annotated[int, Field(ge=2)],
@@ -315,6 +322,7 @@ def make_validator(*sections: tuple[str, type]) -> TypeAdapter:
 def find_contradictions(config: Config) -> list[tuple[str, str]]:
     """List contradictions between keys: (the key to look at, what to do) each."""
     training = config.training
+    dataloader = training.dataloader
     batch_size = training.local_batch_size
     global_batch_size = training.global_batch_size
     contradictions = []
@@ -350,6 +358,16 @@ def find_contradictions(config: Config) -> list[tuple[str, str]]:
             "activation_checkpoint.mode",
             "memory_budget is the compiler's; set compile.enable to true, with model among "
             "compile.components",
+        )
+    if dataloader.persistent_workers and not dataloader.num_workers:
+        add(
+            "training.dataloader.persistent_workers",
+            "needs num_workers of at least 1; set that, or this to false",
+        )
+    if dataloader.prefetch_factor and not dataloader.num_workers:
+        add(
+            "training.dataloader.prefetch_factor",
+            "needs num_workers of at least 1; set that, or this to null",
         )
     if training.dataset_path and training.dataset != "parquet":
         add(

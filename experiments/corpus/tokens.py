@@ -18,6 +18,7 @@ one: see tokenizer.py.
 """
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -42,7 +43,7 @@ from experiments.corpus.tokenizer import (
     list_special_tokens,
     load_tokenizer,
 )
-from experiments.records.files import lock_file
+from experiments.records.files import DiskFull, full_disk, lock_file
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -170,6 +171,11 @@ def _write_token_file(
         (partial_folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         (partial_folder / CHECKSUM_FILE).write_text(_compute_checksum(partial_folder))
         _replace_folder(folder, partial_folder)
+    except Exception as error:  # the tokenizer's save raises no OSError
+        sentence = full_disk(error, [partial_folder])
+        if sentence:
+            raise DiskFull(sentence) from error
+        raise
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)  # unless it was renamed
 
@@ -204,7 +210,9 @@ def _write_tokens(
         raise InputError(
             "the corpus holds no text: give another training.dataset or training.dataset_path"
         )
-    np.save(folder / "documents.npy", np.array(offsets, np.int64))
+    content = io.BytesIO()  # numpy's own writing hides what the system says of a full disk
+    np.save(content, np.array(offsets, np.int64))
+    (folder / "documents.npy").write_bytes(content.getbuffer())
     return {
         "dataset": config.training.dataset,
         "vocab_size": vocab_size,

@@ -20,6 +20,7 @@ FULL = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the limit on the size of a file (ulimit -f) is reached",
 }
+PLENTY = 10**9  # free bytes of a disk that is not the full one
 AGAIN = "make room, then give the same command"
 
 
@@ -64,7 +65,7 @@ def full_disk(error: BaseException | None, folders: Iterable[Path]) -> str | Non
     """Find a full disk among the causes of an error; return a sentence, or None.
 
     Libraries seldom name the file: then it is in the fullest of `folders`, or in that of temporary
-    files.
+    files. If that has plenty of room, the sentence names no folder.
     """
     fullest = min([*folders, Path(os.environ.get("TMPDIR", "/tmp"))], key=free_bytes)
     while error:
@@ -72,8 +73,12 @@ def full_disk(error: BaseException | None, folders: Iterable[Path]) -> str | Non
             return str(error)
         for code, reason in FULL.items():
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):
-                place = Path(getattr(error, "filename", None) or fullest)
-                return f"{reason}: {place} has {bytes_word(free_bytes(place))} free"
+                named = getattr(error, "filename", None)
+                place = Path(named or fullest)
+                free = free_bytes(place)
+                if free > PLENTY and not named:
+                    return reason
+                return f"{reason}: {place} has {bytes_word(free)} free"
         error = error.__cause__ or error.__context__
     return None
 

@@ -79,6 +79,7 @@ def check_units(plan: Plan, caches: Iterable[str] = ()) -> None:
     config = plan.config
     if device.TYPE == "cpu":
         needs_gpu = ["comm.nccl_max_ctas", "profiling.enable_memory_snapshot"]
+        needs_gpu.append("training.dataloader.pin_memory")
         if config.model.attention_backend == "cudnn":
             needs_gpu.append("model.attention_backend")
         if config.checkpoint.async_mode == "async_with_pinned_mem":

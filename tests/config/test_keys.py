@@ -189,6 +189,10 @@ def test_what_is_read_with_another_value_only(keys, named):
 
 
 def test_compiling_nothing_is_a_contradiction():
+    for key in "persistent_workers=true", "prefetch_factor=2":
+        name = f"training.dataloader.{key}"
+        assert name.partition("=")[0] in refused("baseline", [], [name])
+        assert load_recipe("baseline", [], [name, "training.dataloader.num_workers=1"])
     nothing = ["compile.components=[]"]
     assert "compile.components: " in refused("baseline_compiled", [], nothing)
     assert load_recipe("baseline", [], nothing)

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,9 +17,11 @@ from experiments.config.recipes import Recipe
 from experiments.corpus import tokenizer, tokens
 from experiments.corpus.rows import open_data
 from experiments.corpus.tokens import prepare_token_file
+from experiments.records.files import FULL, DiskFull
 from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
+from tests.runs import room_for
 
 
 def refused(config) -> str:
@@ -98,11 +102,15 @@ def test_concurrent_preparers_share_one_file(config, monkeypatch):
     assert [len(file.tokens) for file in files] == [160_000] * 3
 
 
-def test_a_full_disk_leaves_nothing_behind(config, monkeypatch):
-    full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr("numpy.save", Mock(side_effect=full))
-    with pytest.raises(OSError, match="No space left"):
+@pytest.mark.parametrize("name", tokens.TOKEN_FILE_NAMES)
+def test_a_full_disk_is_told_with_its_folder_and_leaves_nothing_behind(name, config):
+    """Whichever file does not fit, and whoever writes it: the tokenizers raise no OSError."""
+    file = prepare_token_file(config).path / name
+    size = file.stat().st_size
+    shutil.rmtree(file.parent)
+    with room_for(size - 1), pytest.raises(DiskFull, match=re.escape(FULL[errno.EFBIG])) as error:
         prepare_token_file(config)
+    assert config.data.cache_dir in str(error.value) or "free" not in str(error.value)
     assert all(path.name.endswith(".lock") for path in Path(config.data.cache_dir).iterdir())
 
 

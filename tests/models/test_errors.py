@@ -24,9 +24,9 @@ def test_no_message_names_an_environment_by_itself():
     """Except for what is typed at home, after a job."""
     folders = ("analysis", "experiments", "extensions", "models")
     files = [file for folder in folders for file in ROOT.glob(f"{folder}/**/*.py")]
-    named = {
-        str(file.relative_to(ROOT))
-        for file in files
-        if "tests" not in file.relative_to(ROOT).parts and re.search(r"[\"` ]\.venv/bin/", file.read_text())
-    }
-    assert named == {"experiments/study.py", "models/errors.py"}
+    naming_files = set()
+    for file in files:
+        path = file.relative_to(ROOT)
+        if "tests" not in path.parts and re.search(r"[\"` ]\.venv/bin/", file.read_text()):
+            naming_files.add(str(path))
+    assert naming_files == {"experiments/study.py", "models/errors.py"}

@@ -47,6 +47,7 @@ def allowed(tmp_path, monkeypatch):
     [
         ("cgroup", "/", "/slurm/job_1", {f"slurm/job_1/{V1}": 600 << 20}, 600 << 20),
         ("cgroup2", "/", "/job", {f"job/{V2}": 600 << 20}, 600 << 20),
+        ("cgroup2", "/", "/job", {f"job/{V2}": "max", "job/memory.high": 6 << 20}, 6 << 20),
         # of a group around it, as Slurm's job around a step without a limit
         ("cgroup2", "/", "/job/step", {f"job/{V2}": 700 << 20, f"job/step/{V2}": "max"}, 700 << 20),
         ("cgroup", "/", "/a/b", {V1: UNLIMITED, f"a/{V1}": 5 << 20, f"a/b/{V1}": 9 << 20}, 5 << 20),

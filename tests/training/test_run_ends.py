@@ -5,10 +5,8 @@ import errno
 import json
 import os
 import re
-import resource
 import signal
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from experiments.run import main
 from experiments.training import checkpoint
 from experiments.training.trainer import Trainer
 from tests import processes
-from tests.runs import SMALLEST, TINY, kill, lines_of, losses_of, manifest_of
+from tests.runs import SMALLEST, TINY, kill, lines_of, losses_of, manifest_of, room_for
 
 OVERLAY = ["--overlay", "cpu", *TINY, SMALLEST]
 # Run in a process of its own: a fork of one that has trained may not train with CUDA's torch
@@ -65,17 +63,6 @@ def train(run_here, tmp_path):
         return run_here(recipe, *OVERLAY, "--out", tmp_path / out, *keys)
 
     return call
-
-
-@contextmanager
-def room_for(size: int):
-    """Let a limit on file sizes stand in for a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.slow
