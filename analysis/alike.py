@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from analysis.runs import Run, flat, read_yaml
-from experiments.config.recipes import RECIPES_FOLDER, list_yaml_files
+from experiments.config.recipes import RECIPES, yaml_files
 
 MAX_REPORTED = 3  # of the records that differ
 MAX_LISTED = 5  # of packages and keys in a sentence
@@ -250,7 +250,7 @@ def meant_to_differ(*recipes: str) -> list[str]:
 @cache
 def set_in_file(recipe: str) -> dict:
     """Read the keys set by a recipe's file and its parents over base.yaml; none without a file."""
-    file = list_yaml_files(RECIPES_FOLDER).get(recipe)
+    file = yaml_files(RECIPES).get(recipe)
     if recipe == "base" or not file:
         return {}
     keys = read_yaml(file)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
-from experiments.config.recipes import ROOT, STUDIES_FOLDER, list_yaml_files
+from experiments.config.recipes import ROOT, STUDIES_FOLDER, yaml_files
 from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
 from models.errors import PYTHON, InputError
 
@@ -81,7 +81,7 @@ def results(study: str = "", plan: str = STUDY_FILE) -> Path:
 
 def _recipes(study: str) -> set[str]:
     """List the recipes of a study; none without a name."""
-    file = list_yaml_files(STUDIES_FOLDER).get(study)
+    file = yaml_files(STUDIES_FOLDER).get(study)
     return set(read_yaml(file)["recipes"]) if file else set()
 
 

@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", choices=["prepare"])
     parser.add_recipe()
     args = parser.parse_arguments(argv)
-    config = recipes.load_recipe(args.name, args.overlay, args.overrides).config
+    config = recipes.load(args.name, args.overlay, args.overrides).config
 
     # torch: seconds, which a misspelt name need not wait for
     from torchtitan.tools.logging import init_logger

@@ -37,15 +37,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_list(lists_all: bool) -> None:
     """Print recipes, studies and overlays, each with its description in one line."""
-    more_recipes = recipes.list_yaml_files(recipes.RECIPES_FOLDER)
+    more_recipes = recipes.yaml_files(recipes.RECIPES)
     groups = {
         "The four recipes": {name: more_recipes.pop(name) for name in recipes.FOUR_RECIPES},
-        f"Studies: {PYTHON} -m experiments.study NAME": recipes.list_yaml_files(
-            recipes.STUDIES_FOLDER
-        ),
-        "Overlays: --overlay NAME, where and how big": recipes.list_yaml_files(
-            recipes.OVERLAYS_FOLDER
-        ),
+        f"Studies: {PYTHON} -m experiments.study NAME": recipes.yaml_files(recipes.STUDIES_FOLDER),
+        "Overlays: --overlay NAME, where and how big": recipes.yaml_files(recipes.OVERLAYS_FOLDER),
     }
     if lists_all:
         for name, path in more_recipes.items():
@@ -64,11 +60,11 @@ def print_list(lists_all: bool) -> None:
 def print_recipe(name: str, overlays: list[str], overrides: list[str], prints_all: bool) -> None:
     """Print what a recipe and `overrides` change in its parent, both with the overlays; with
     `prints_all` also all keys."""
-    recipe = recipes.load_recipe(name, overlays, overrides)
+    recipe = recipes.load(name, overlays, overrides)
     print(f"{recipe.name}: {recipe.description}")
     provenance = recipe.provenance
     if provenance.base:
-        parent = recipes.load_recipe(provenance.base, provenance.overlays, is_compared=True)
+        parent = recipes.load(provenance.base, provenance.overlays, is_compared=True)
         print(f"Changes in {provenance.base}:")
         for key, parent_value, value in recipes.list_changes(parent.config, recipe.config):
             print(f"  {key}: {json.dumps(parent_value)} -> {json.dumps(value)}")

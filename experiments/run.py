@@ -103,12 +103,12 @@ def _resolve_recipe(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | No
         out = out or Path(args.name)
     if out:
         check_layout(out)
-    if not is_run_folder and args.name not in recipes.list_yaml_files(recipes.RECIPES_FOLDER):
+    if not is_run_folder and args.name not in recipes.yaml_files(recipes.RECIPES):
         check_mark(Path(args.name), "run", RECIPE)
     overrides = list(args.overrides)
     if args.seed:
         overrides.append(f"debug.seed={args.seed}")
-    return recipes.load_recipe(recipe_name, args.overlay, overrides), out
+    return recipes.load(recipe_name, args.overlay, overrides), out
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
     dump_yaml,
     find_by_name,
-    list_yaml_files,
     read_file,
     read_override,
     validate_layer,
+    yaml_files,
 )
 from experiments.jobs.command import (
     EXIT_COMPLETED,
@@ -226,12 +226,12 @@ def load_study_plan(names: list[str]) -> StudyPlan:
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    recipe_files = list_yaml_files(recipes.RECIPES_FOLDER)
-    study_files = list_yaml_files(recipes.STUDIES_FOLDER)
+    recipe_files = yaml_files(recipes.RECIPES)
+    study_files = yaml_files(recipes.STUDIES_FOLDER)
     if len(names) == 1 and names[0] in study_files:
         return read_study_plan(study_files[names[0]])
     if len(names) == 1:
-        kind = f"recipe in {recipes.RECIPES_FOLDER.name}/, study, or folder with a {STUDY_FILE}"
+        kind = f"recipe in {recipes.RECIPES.name}/, study, or folder with a {STUDY_FILE}"
         choices = study_files | recipe_files
     else:
         kind = "recipe, and a study cannot be combined"
@@ -259,7 +259,7 @@ def read_study_plan(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> Stud
     """Read one file as a `plan_class`. Raises `InputError` with file and line."""
     layer = read_file(path)
     study = validate_layer(plan_class.model_validate, layer, plan_class.model_fields)
-    recipe_files = list_yaml_files(recipes.RECIPES_FOLDER)
+    recipe_files = yaml_files(recipes.RECIPES)
     recipes_origin = f"{layer['recipes'].origin}: recipes: "
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         find_by_name("recipe", name, recipe_files, recipes_origin)

@@ -129,8 +129,8 @@ _CPU = SimpleNamespace(
     empty_cache=_no_op,
     reset_peak_memory_stats=_no_op,
     current_device=lambda: 0,
-    get_device_name=lambda device: device_name(),
-    get_device_properties=lambda device: SimpleNamespace(total_memory=usable_memory_bytes()),
+    get_device_name=lambda device: name(),
+    get_device_properties=lambda device: SimpleNamespace(total_memory=memory_bytes()),
     memory_stats=_memory_stats,
 )
 if TYPE == "cpu":
@@ -150,7 +150,7 @@ if TYPE == "cpu":
 from torchtitan.tools import utils as titan_utils  # noqa: E402
 
 # torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
-titan_utils.get_peak_flops = lambda device_name: getattr(find_peak_rates(), "bf16", math.nan)
+titan_utils.get_peak_flops = lambda name: getattr(find_peak_rates(), "bf16", math.nan)
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
 sys.modules["torchtitan.hf_datasets.text_datasets"] = SimpleNamespace(
     build_text_dataloader=None, build_text_validation_dataloader=None
@@ -168,7 +168,7 @@ def allocator_retries() -> int:
 # ---- what this machine is ----
 
 
-def device_name() -> str:
+def name() -> str:
     """Name the GPU or the processor."""
     return torch.cuda.get_device_name() if TYPE == "cuda" else cpu_name()
 
@@ -187,7 +187,7 @@ def read_instruction_sets() -> list[str]:
 INSTRUCTION_SETS = read_instruction_sets()
 
 
-def usable_memory_bytes() -> int:
+def memory_bytes() -> int:
     """Return the memory of the GPU; without a GPU, what this process may use of the machine's."""
     if TYPE == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
@@ -197,7 +197,7 @@ def usable_memory_bytes() -> int:
 def find_peak_rates() -> gpus.Gpu | None:
     """Find this GPU in the table of models/gpus.py; None for a CPU, for a GPU not in the table, and
     for a GPU whose peaks no datasheet has."""
-    gpu = gpus.GPUS.get(gpus.find_gpu(device_name())) if TYPE == "cuda" else None
+    gpu = gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
     return gpu if gpu and gpu.bf16 else None
 
 

@@ -127,7 +127,7 @@ _GPU_COUNT = (  # 8xH100, gpu:h100:8
 )
 
 
-def find_gpu(name: str) -> str | None:
+def find(name: str) -> str | None:
     """Find the key in `GPUS` for a driver's, a cloud's or a user's name of a GPU, e.g. `NVIDIA
     GH200 120GB` or `h100-sxm`; None if no GPU there has this name."""
     words = split_gpu_name(name)
@@ -144,10 +144,8 @@ def explain_unknown_gpu(name: str) -> str:
         return f"{name!r:.80} is a slice of a GPU (MIG), and no datasheet has the rates of slices"
     count = re.fullmatch(_GPU_COUNT, name.lower().strip(), re.DOTALL)
     several = count["before"] or count["after"]
-    if several and find_gpu(count["name"]):
-        return (
-            f"{name!r:.80} is several GPUs: write --gpu {find_gpu(count['name'])} --gpus {several}"
-        )
+    if several and find(count["name"]):
+        return f"{name!r:.80} is several GPUs: write --gpu {find(count['name'])} --gpus {several}"
     words = split_gpu_name(name)
     variants = [key for key in GPUS if get_chip_word(key) in words]
     if len(variants) == 1:

@@ -166,12 +166,8 @@ def records(recipe: str, settings: dict, warm_up=5.0, proof=None, timing=None, *
 @cache
 def resolved(recipe: str) -> dict:
     """Resolve a recipe; a user's own is tensorwise FP8's under another name."""
-    known = (
-        recipe
-        if recipe in recipes.list_yaml_files(recipes.RECIPES_FOLDER)
-        else "tensorwise_fp8_compiled"
-    )
-    return yaml.load(recipes.to_yaml(recipes.load_recipe(known)), yaml.CSafeLoader)
+    known = recipe if recipe in recipes.yaml_files(recipes.RECIPES) else "tensorwise_fp8_compiled"
+    return yaml.load(recipes.to_yaml(recipes.load(known)), yaml.CSafeLoader)
 
 
 def over(old, new):

@@ -33,9 +33,9 @@ def test_files_of_recipes(tmp_path, keys):
     path = tmp_path / "input.yaml"
     path.write_text(yaml.safe_dump({"description": "x", "base": "baseline"} | keys), "utf-8")
     with contextlib.suppress(InputError):
-        recipe = recipes.load_recipe(str(path), ["cpu"])
+        recipe = recipes.load(str(path), ["cpu"])
         path.write_text(recipes.to_yaml(recipe), encoding="utf-8")
-        assert recipes.load_recipe(str(path)) == recipe
+        assert recipes.load(str(path)) == recipe
 
 
 @bounded
@@ -46,7 +46,7 @@ def test_files_of_recipes(tmp_path, keys):
 )
 def test_keys_of_the_command_line(override):
     with contextlib.suppress(InputError):
-        recipes.load_recipe("baseline", ["cpu"], [override])
+        recipes.load("baseline", ["cpu"], [override])
 
 
 @bounded

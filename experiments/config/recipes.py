@@ -31,11 +31,11 @@ from experiments.config.yaml_with_origins import (
     dump_yaml,
     find_by_name,
     flatten_sections,
-    list_yaml_files,
     merge_layers,
     read_file,
     read_override,
     validate_layer,
+    yaml_files,
 )
 from experiments.records.run import RECIPE, check_layout
 from models.errors import InputError
@@ -43,9 +43,9 @@ from models.errors import InputError
 if TYPE_CHECKING:
     from experiments.config.keys import Config
 
-RECIPES_FOLDER = ROOT / "recipes"
-OVERLAYS_FOLDER = RECIPES_FOLDER / "overlays"
-STUDIES_FOLDER = RECIPES_FOLDER / "studies"
+RECIPES = ROOT / "recipes"
+OVERLAYS_FOLDER = RECIPES / "overlays"
+STUDIES_FOLDER = RECIPES / "studies"
 # Functions of extensions in place of the core's; a recipe may have one of each
 SINGLE_HOOKS = (
     "all_reduce", "build_optimizers", "check_orphans", "convert", "data_parallel_degrees",
@@ -133,7 +133,7 @@ class _Head(BaseModel):
     resolved: Provenance = Provenance()
 
 
-def load_recipe(
+def load(
     name: str,
     overlays: Sequence[str] = (),
     overrides: Sequence[str] = (),
@@ -155,9 +155,9 @@ def load_recipe(
     if name.endswith(".yaml"):
         path = Path(name).absolute()
     else:
-        path = find_by_name("recipe", name, list_yaml_files(RECIPES_FOLDER))
-    head, file_layers = _read_with_ancestors(path, RECIPES_FOLDER)
-    base_origin = f"{RECIPES_FOLDER.name}/base.yaml:"
+        path = find_by_name("recipe", name, yaml_files(RECIPES))
+    head, file_layers = _read_with_ancestors(path, RECIPES)
+    base_origin = f"{RECIPES.name}/base.yaml:"
     layers_above_base = [
         layer for layer in file_layers if not layer[""].origin.startswith(base_origin)
     ]
@@ -203,13 +203,13 @@ def load_recipes(
 ) -> dict[str, Recipe]:
     """Resolve recipes for a comparison, by name. One of them must read each key of FP8.
 
-    Raises the errors of `load_recipe`.
+    Raises the errors of `load`.
     """
     names = [*names]
-    loaded = {name: load_recipe(name, overlays, overrides, is_compared=True) for name in names}
+    loaded = {name: load(name, overlays, overrides, is_compared=True) for name in names}
     if any(recipe.config.quantize.linear.float8.recipe_name for recipe in loaded.values()):
         return loaded
-    return {name: load_recipe(name, overlays, overrides) for name in names}
+    return {name: load(name, overlays, overrides) for name in names}
 
 
 def _warn_of_replaced_values(recipe_layer: Layer, layer_by_overlay: dict[str, Layer]) -> None:
@@ -240,7 +240,7 @@ def _read_with_ancestors(path: Path, folder: Path, *descendants: Path) -> tuple[
         return head, [sections_layer]
     family = [*descendants, path]
     possible_parents = {
-        name: file for name, file in list_yaml_files(folder).items() if file not in family
+        name: file for name, file in yaml_files(folder).items() if file not in family
     }
     origin = f"{layer['base'].origin}: base: "
     kind = "recipe that this one can be based on"
@@ -251,7 +251,7 @@ def _read_with_ancestors(path: Path, folder: Path, *descendants: Path) -> tuple[
 
 def _read_overlay(name: str) -> Layer:
     """Read an overlay and its ancestors as one layer. Raises `InputError`."""
-    file = find_by_name("overlay", name, list_yaml_files(OVERLAYS_FOLDER))
+    file = find_by_name("overlay", name, yaml_files(OVERLAYS_FOLDER))
     _, layers = _read_with_ancestors(file, OVERLAYS_FOLDER)
     return merge_layers(layers)
 
@@ -287,7 +287,7 @@ def require_same_recipe(folder: Path, recipe: Recipe) -> None:
     """
     file = folder / RECIPE
     check_layout(folder)
-    if file.exists() and load_recipe(str(file)).digest != recipe.digest:
+    if file.exists() and load(str(file)).digest != recipe.digest:
         raise InputError(
             f"{folder} holds a run of another recipe: give the same name, overlays, seed and keys "
             "to go on with it, or choose another --out"

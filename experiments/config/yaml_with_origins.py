@@ -39,7 +39,7 @@ Layer = dict[str, Setting]
 # ---- find ----
 
 
-def list_yaml_files(folder: Path) -> dict[str, Path]:
+def yaml_files(folder: Path) -> dict[str, Path]:
     """List YAML files by name: a folder's, then the extensions', e.g. of extensions/*/recipes/."""
     core_files = sorted(folder.glob("*.yaml"))
     extension_files = sorted(EXTENSIONS.glob(f"*/{folder.name}/*.yaml"))

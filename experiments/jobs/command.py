@@ -173,7 +173,7 @@ def parse_seeds(text: str) -> list[int]:
 def parse_gpu(text: str) -> str:
     """Parse `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
     ArgumentTypeError."""
-    key = gpus.find_gpu(text)
+    key = gpus.find(text)
     if key is None:
         raise argparse.ArgumentTypeError(gpus.explain_unknown_gpu(text))
     return key

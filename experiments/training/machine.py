@@ -39,7 +39,7 @@ def check_here(plan: Plan) -> list[Finding]:
     """
     check_driver()
     check_units(plan)
-    here = f"{device.device_name()}, {device.usable_memory_bytes() / GIB:.0f} GiB ({device.TYPE})"
+    here = f"{device.name()}, {device.memory_bytes() / GIB:.0f} GiB ({device.TYPE})"
     findings = [("device", here), ("memory", check_memory(plan))]
     untried = device.describe_untried_torch()
     return [*findings, (TORCH, untried)] if untried else findings
@@ -97,7 +97,7 @@ def _check_fp8_units() -> None:
     On an AMD GPU the capability is the number of its architecture: (9, 0) of gfx90a, the MI250X.
     As in torch, FP8 came with gfx942 (MI300) and gfx1200, and gfx10 and gfx11 have none.
     """
-    name, capability = device.device_name(), torch.cuda.get_device_capability()
+    name, capability = device.name(), torch.cuda.get_device_capability()
     if torch.version.hip or "AMD" in name:
         has_fp8 = (9, 4) <= capability < (10, 0) or capability >= (12, 0)
         since = "AMD's MI300 and Radeon RX 9000"
@@ -123,8 +123,8 @@ def hardware() -> dict:
     driver, clock, power = answers
     return {
         "type": device.TYPE,
-        "name": device.device_name(),
-        "memory_bytes": device.usable_memory_bytes(),
+        "name": device.name(),
+        "memory_bytes": device.memory_bytes(),
         "threads": torch.get_num_threads(),
         "cpu": device.cpu_name(),
         "cpu_instruction_sets": device.INSTRUCTION_SETS,
@@ -151,5 +151,5 @@ def print_gpus() -> int:
     """
     check_driver()
     count = torch.cuda.device_count()
-    print(count, gpus.find_gpu(device.device_name()) if count else None)
+    print(count, gpus.find(device.name()) if count else None)
     return 0

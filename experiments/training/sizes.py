@@ -45,7 +45,7 @@ class Memory(NamedTuple):
 
 def memory_here(world_size: int) -> Memory:
     """Find the memory for each process of a run; without GPUs the processes share the machine's."""
-    total = device.usable_memory_bytes()
+    total = device.memory_bytes()
     if device.TYPE == "cpu":
         return Memory(total / world_size, total / world_size)
     if world_size > 1:  # each looks at its own GPU, which is not this one
@@ -122,9 +122,7 @@ def with_overlay(recipe: recipes.Recipe, overlay: str) -> recipes.Recipe:
     with TemporaryDirectory() as folder:
         file = Path(folder, RECIPE)
         file.write_text(recipes.to_yaml(recipe))
-        return recipes.load_recipe(
-            str(file), [overlay], recipe.provenance.overrides, is_compared=True
-        )
+        return recipes.load(str(file), [overlay], recipe.provenance.overrides, is_compared=True)
 
 
 # ---- the size that suits this machine ----
@@ -137,13 +135,10 @@ def choose_size(names: Sequence[str], overrides: Sequence[str] = ()) -> tuple[li
     memories = gpu_memories()
     tightest = min(range(len(memories)), key=lambda gpu: memories[gpu].free)
     memory = memories[tightest]
-    gpu = f"GPU {tightest}" if len(memories) > 1 else device.device_name()
+    gpu = f"GPU {tightest}" if len(memories) > 1 else device.name()
     here = f"{gpu} has {memory.free / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
     for overlay in SIZES:
-        plans = [
-            plan(recipes.load_recipe(name, [overlay], overrides, is_compared=True))
-            for name in names
-        ]
+        plans = [plan(recipes.load(name, [overlay], overrides, is_compared=True)) for name in names]
         if all(has_room(planned, memory.free) for planned in plans):
             size = f"{plans[0].args.describe()} (overlay {overlay})"
             return [overlay], f"{size}, the largest that fits: {here}"

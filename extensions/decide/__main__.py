@@ -104,7 +104,7 @@ def check_arguments(parser: CommandLine, args: argparse.Namespace) -> None:
 def gpu_name(option_text: str) -> str:
     """Read `--gpu`: the key of a GPU, or the name of one without FP8 units. Raises
     ArgumentTypeError."""
-    gpu_key = gpus.find_gpu(option_text)
+    gpu_key = gpus.find(option_text)
     if gpu_key is None and gpus.find_old_chip(option_text) is None:
         raise argparse.ArgumentTypeError(
             f"{gpus.explain_unknown_gpu(option_text)} (--list has all names)"

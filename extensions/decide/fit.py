@@ -19,7 +19,7 @@ from extensions.decide import read
 from extensions.decide.model import HEAD
 from extensions.decide.training import parts, share_of
 from models.flops import Sizes
-from models.gpus import GPUS, find_gpu, get_chip
+from models.gpus import GPUS, find, get_chip
 
 HERE = Path(__file__).parent
 SPEEDUPS = read("speedups.yaml")  # its fields are explained there
@@ -57,7 +57,7 @@ def published() -> pd.DataFrame:
     `gpu` is a key of `GPUS`; it and `chip` are NaN where they are not known.
     """
     table = pd.DataFrame([SPEEDUPS["absent"] | pair for pair in SPEEDUPS["pairs"]])
-    table["gpu"] = [find_gpu(gpu) for gpu in table.gpu]
+    table["gpu"] = [find(gpu) for gpu in table.gpu]
     ratio = table.ratio.fillna(table.fp8 / table.bf16)
     table["figures"] = [
         "" if np.isnan(pair.bf16) else f" ({pair.bf16:,.10g} and {pair.fp8:,.10g} {pair.unit})"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import EXTENSIONS, list_yaml_files
+from experiments.config.yaml_with_origins import EXTENSIONS, yaml_files
 from extensions.decide.model import HEAD, MODELS, TYPED_SIZES, known_sizes, make_sizes
 from extensions.decide.sizes import ExpertSizes, UngatedSizes
 from extensions.decide.training import Training, count_memory, step_seconds
@@ -40,7 +40,7 @@ def measuring_command(
     fp8_recipes = (
         [training.model.recipe] if training.model.recipe else RECIPES_BY_FORMAT[format_name]
     )
-    fp8_recipes = [name for name in fp8_recipes if name in list_yaml_files(recipes.RECIPES_FOLDER)]
+    fp8_recipes = [name for name in fp8_recipes if name in yaml_files(recipes.RECIPES)]
     if not fp8_recipes:
         return None, [f"measure: no recipe here measures the speed of {format_name.upper()}"]
     flavor_name, trained_sizes, notes = choose_flavor(training.sizes)

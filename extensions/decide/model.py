@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import list_yaml_files, suggest_names
+from experiments.config.yaml_with_origins import suggest_names, yaml_files
 from extensions.decide import read
 from extensions.decide.sizes import ExpertSizes, UngatedSizes
 from models.errors import InputError
@@ -65,7 +65,7 @@ def read_model(typed_words: list[str]) -> Model:
         model_sizes = make_sizes(typed_sizes, " ".join(size_words) or "no model")
         return Model(model_sizes, model_sizes.parameters())
     [model_name] = model_names
-    if model_name.endswith(".yaml") or model_name in list_yaml_files(recipes.RECIPES_FOLDER):
+    if model_name.endswith(".yaml") or model_name in yaml_files(recipes.RECIPES):
         return read_recipe(model_name, typed_sizes)
     if os.path.isdir(model_name) or model_name.endswith(".json"):
         return read_config(model_name, typed_sizes)
@@ -377,7 +377,7 @@ def params_sizes(config_values: dict, config_path: str) -> dict:
 def read_recipe(recipe_name: str, typed_sizes: dict[str, int]) -> Model:
     """Read a recipe's model, and which of its layers run in FP8. Raises InputError."""
     size_overrides = [f"model.sizes.{name}={value}" for name, value in typed_sizes.items()]
-    recipe = recipes.load_recipe(recipe_name, overrides=size_overrides)
+    recipe = recipes.load(recipe_name, overrides=size_overrides)
     from experiments.training.plan import plan  # torch: seconds, for a recipe alone
 
     run_plan = plan(recipe)

@@ -50,7 +50,7 @@ SATURATED_SHARE = 1e-5  # of sums at 448: above it mu is halved
 
 def main(*files: str) -> None:
     """Print the signal to noise by ranks and method, and write it into files as JSON."""
-    gradients = collect_gradients(plan(recipes.load_recipe("baseline", ["cpu"])))
+    gradients = collect_gradients(plan(recipes.load("baseline", ["cpu"])))
     sums = []
     for ranks in RANKS:
         for method, decibels in compare_methods(gradients, ranks).items():

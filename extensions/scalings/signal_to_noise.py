@@ -60,7 +60,7 @@ Batch = tuple[Tensor, Tensor]  # inputs and labels
 
 def main(file: str, *keys: str) -> int:
     """Write the measurements to a file, as JSON; `keys` change the recipe `baseline`."""
-    model, batches = train_model(plan(recipes.load_recipe("baseline", ["cpu"], keys)))
+    model, batches = train_model(plan(recipes.load("baseline", ["cpu"], keys)))
     batch = next(batches)
     measurements = [*measure_stress(model.cpu().float(), batch)]
     content = {"torch": torch.__version__, "keys": keys, "stress": measurements}

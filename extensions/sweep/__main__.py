@@ -115,7 +115,7 @@ def _compare_memory(study: StudyPlan, gpu: str | None) -> str:
 
     loaded = recipes.load_recipes(study.recipes, study.overlays, study.overrides)
     needed_bytes = max(plan(recipe).memory_needed for recipe in loaded.values())
-    available_bytes = GPUS[gpu].memory if gpu else device.usable_memory_bytes()
+    available_bytes = GPUS[gpu].memory if gpu else device.memory_bytes()
     verdict = "fits" if needed_bytes <= available_bytes else "does not fit"
     return f"{verdict}: {format_memory_need(needed_bytes, available_bytes)}"
 

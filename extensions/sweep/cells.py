@@ -8,8 +8,8 @@ from pydantic import field_validator
 from experiments.config.yaml_with_origins import (
     find_by_name,
     flatten_sections,
-    list_yaml_files,
     read_override,
+    yaml_files,
 )
 from experiments.study import StudyPlan, read_study_plan
 
@@ -64,7 +64,5 @@ def load_sweep(name: str) -> Sweep:
     """Read the sweep of a name, or of a started sweep's folder. Raises `InputError`."""
     path = Path(name) / FILE
     if not path.exists():
-        path = find_by_name(
-            f"sweep or folder with a {FILE}", name, list_yaml_files(FOLDER / "sweeps")
-        )
+        path = find_by_name(f"sweep or folder with a {FILE}", name, yaml_files(FOLDER / "sweeps"))
     return read_study_plan(path, Sweep)

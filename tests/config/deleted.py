@@ -29,9 +29,9 @@ def resolve_what_is_left() -> None:
     from experiments.config import recipes
 
     recipe.main(["list", "--all"])
-    for name in recipes.list_yaml_files(recipes.RECIPES_FOLDER):
-        recipes.load_recipe(name, ["cpu"])
-    for path in recipes.list_yaml_files(recipes.STUDIES_FOLDER).values():
+    for name in recipes.yaml_files(recipes.RECIPES):
+        recipes.load(name, ["cpu"])
+    for path in recipes.yaml_files(recipes.STUDIES_FOLDER).values():
         study.read_study_plan(path)
     train("tensorwise_fp8_compiled")
 

@@ -14,7 +14,7 @@ from experiments.config import recipes
 from experiments.config.keys import DEFAULTS, find_replacement
 from experiments.config.moved_keys import read_moves
 from experiments.config.options import read_options, translate_option
-from experiments.config.recipes import flatten_sections, load_recipe, load_recipes
+from experiments.config.recipes import flatten_sections, load, load_recipes
 from experiments.jobs.command import OPTIONS_BY_COMMAND, CommandLine
 from models.errors import InputError
 
@@ -48,7 +48,7 @@ def overlay(tmp_path, monkeypatch):
 
 def refused(*args, **options) -> str:
     with pytest.raises(InputError) as error:
-        load_recipe(*args, **options)
+        load(*args, **options)
     return str(error.value)
 
 
@@ -96,15 +96,15 @@ def test_a_section_without_a_scaling_is_refused(section, write):
 def test_an_inherited_fp8_can_be_turned_off_with_its_keys(write, monkeypatch, tmp_path):
     folder = tmp_path / "recipes"
     folder.mkdir()
-    for path in recipes.RECIPES_FOLDER.glob("*.yaml"):
+    for path in recipes.RECIPES.glob("*.yaml"):
         (folder / path.name).write_text(path.read_text())
-    monkeypatch.setattr(recipes, "RECIPES_FOLDER", folder)
+    monkeypatch.setattr(recipes, "RECIPES", folder)
     gathers = f"{FLOAT8}.filter_fqns: [output]\n{FLOAT8}.enable_fsdp_float8_all_gather: true"
     parent = f"description: x\nbase: tensorwise_fp8_compiled\n{gathers}"
     (folder / "gathers.yaml").write_text(parent)
     bf16 = write(f"base: gathers\n{SCALING}: null")
-    assert load_recipe(bf16).config.quantize.linear.float8.recipe_name is None
-    assert load_recipe("gathers", [], [f"{SCALING}=null"])
+    assert load(bf16).config.quantize.linear.float8.recipe_name is None
+    assert load("gathers", [], [f"{SCALING}=null"])
     # and what is set afterwards is refused again
     assert f"{FLOAT8}.emulate" in refused(bf16, [], [f"{FLOAT8}.emulate=true"])
     both = [f"{FLOAT8}.emulate=true", f"{SCALING}=null"]
@@ -131,25 +131,23 @@ def test_a_key_of_what_is_off_is_refused_with_its_switch(key, switch, write, ove
     for args in given:
         sentence = refused(*args)
         assert f"{name}: " in sentence and switch.partition("=")[0] in sentence, args
-    assert load_recipe(recipe, [], [key, switch])
-    assert load_recipe(recipe, ["more"], [switch])
+    assert load(recipe, [], [key, switch])
+    assert load(recipe, ["more"], [switch])
 
 
 def test_what_somebody_has_turned_off_may_keep_its_keys(write, tmp_path):
     section = "checkpoint: {enable: false, interval: 500, async_mode: disabled}"
-    assert load_recipe(write(f"base: baseline\n{section}"))
-    assert not load_recipe(
-        "baseline", ["alps"], ["checkpoint.enable=false"]
-    ).config.checkpoint.enable
+    assert load(write(f"base: baseline\n{section}"))
+    assert not load("baseline", ["alps"], ["checkpoint.enable=false"]).config.checkpoint.enable
     path = tmp_path / "recipe.yaml"
-    path.write_text(recipes.to_yaml(load_recipe("baseline")))
-    assert load_recipe(str(path))
+    path.write_text(recipes.to_yaml(load("baseline")))
+    assert load(str(path))
     assert "checkpoint.interval" in refused(str(path), [], ["checkpoint.interval=5"])
 
 
 def test_all_recipes_take_an_overlay_that_is_made_for_all_of_them():
-    for name in recipes.list_yaml_files(recipes.RECIPES_FOLDER):
-        assert load_recipe(name, ["as_published"]).config.quantize.linear.float8.filter_fqns == []
+    for name in recipes.yaml_files(recipes.RECIPES):
+        assert load(name, ["as_published"]).config.quantize.linear.float8.filter_fqns == []
 
 
 def test_compared_recipes_share_keys_that_one_of_them_reads(overlay):
@@ -163,8 +161,8 @@ def test_compared_recipes_share_keys_that_one_of_them_reads(overlay):
 
 def test_a_resolved_recipe_has_all_keys_and_loads_again(tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text(recipes.to_yaml(load_recipe("baseline", ["cpu", "as_published"])))
-    assert load_recipe(str(path)).config.quantize.linear.float8.filter_fqns == []
+    path.write_text(recipes.to_yaml(load("baseline", ["cpu", "as_published"])))
+    assert load(str(path)).config.quantize.linear.float8.filter_fqns == []
     assert FLOAT8 in refused(str(path), [], [f"{FLOAT8}.filter_fqns=[output]"])
 
 
@@ -192,10 +190,10 @@ def test_compiling_nothing_is_a_contradiction():
     for key in "persistent_workers=true", "prefetch_factor=2":
         name = f"training.dataloader.{key}"
         assert name.partition("=")[0] in refused("baseline", [], [name])
-        assert load_recipe("baseline", [], [name, "training.dataloader.num_workers=1"])
+        assert load("baseline", [], [name, "training.dataloader.num_workers=1"])
     nothing = ["compile.components=[]"]
     assert "compile.components: " in refused("baseline_compiled", [], nothing)
-    assert load_recipe("baseline", [], nothing)
+    assert load("baseline", [], nothing)
     budget = ["activation_checkpoint.mode=memory_budget", "compile.components=[loss]"]
     assert "activation_checkpoint.mode: " in refused("baseline_compiled", [], budget)
 
@@ -210,7 +208,7 @@ def test_compiling_nothing_is_a_contradiction():
     ],
 )
 def test_a_compiled_loss_alone_is_no_compiled_model(recipe, components, compiles):
-    config = load_recipe(recipe, [], [f"compile.components={components}"]).config
+    config = load(recipe, [], [f"compile.components={components}"]).config
     assert config.compile.compiles_model == compiles
 
 
@@ -225,11 +223,11 @@ OTHER_TYPES = [
 @pytest.mark.parametrize("text", OTHER_TYPES)
 def test_a_text_is_what_was_written(text, write):
     path = write(f"description: {text}\nbase: baseline\ndata: {{text_column: {text}}}")
-    recipe = load_recipe(path, [], [f"model.hf_assets_path={text}"])
+    recipe = load(path, [], [f"model.hf_assets_path={text}"])
     assert recipe.description == recipe.config.data.text_column == text
     assert recipe.config.model.hf_assets_path == text
     keys = [f"{SCALING}=tensorwise", f"{FLOAT8}.filter_fqns=[output, {text}]"]
-    assert load_recipe("baseline", [], keys).config.quantize.linear.float8.filter_fqns == [
+    assert load("baseline", [], keys).config.quantize.linear.float8.filter_fqns == [
         "output",
         text,
     ]
@@ -238,11 +236,11 @@ def test_a_text_is_what_was_written(text, write):
 def test_texts_have_their_limits_and_other_keys_stay_strict():
     selective = "activation_checkpoint.selective_ac_option"
     keys = ["activation_checkpoint.mode=selective", f"{selective}=2"]
-    assert load_recipe("baseline", [], keys).config.activation_checkpoint.selective_ac_option == "2"
+    assert load("baseline", [], keys).config.activation_checkpoint.selective_ac_option == "2"
     assert selective in refused("baseline", [], [f"{selective}=0"])
     # a key that may be null is null
-    assert load_recipe("baseline", [], ["data.subset=null"]).config.data.subset is None
-    assert load_recipe("baseline", [], ["data.subset=2024"]).config.data.subset == "2024"
+    assert load("baseline", [], ["data.subset=null"]).config.data.subset is None
+    assert load("baseline", [], ["data.subset=2024"]).config.data.subset == "2024"
     for wrong in ("training.steps=2026-11-22", "training.steps='5'", "compile.enable=1"):
         assert wrong.partition("=")[0] in refused("baseline", [], [wrong])
     for nothing in ("model.flavor=", "data.split="):

@@ -11,13 +11,13 @@ import yaml
 
 from experiments import recipe
 from experiments.config import recipes, yaml_with_origins
-from experiments.config.recipes import flatten_sections, list_changes, load_recipe
+from experiments.config.recipes import flatten_sections, list_changes, load
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
 RECIPES, OVERLAYS = (
-    recipes.list_yaml_files(recipes.RECIPES_FOLDER),
-    recipes.list_yaml_files(recipes.OVERLAYS_FOLDER),
+    recipes.yaml_files(recipes.RECIPES),
+    recipes.yaml_files(recipes.OVERLAYS_FOLDER),
 )
 
 
@@ -26,9 +26,9 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
     text = RECIPES[name].read_text()
     marked = re.findall(r"^ *(\w+):.* # <- the intervention", text, re.MULTILINE)
     assert len(marked) == 1, "write ` # <- the intervention` behind the key that the recipe changes"
-    recipe = load_recipe(name)
+    recipe = load(name)
     changed = {
-        key for key, _, _ in list_changes(load_recipe(recipe.provenance.base).config, recipe.config)
+        key for key, _, _ in list_changes(load(recipe.provenance.base).config, recipe.config)
     }
     assert marked[0] in ".".join(changed).split(".")
     assert changed | {"base", "description"} == flatten_sections(yaml.safe_load(text)).keys()
@@ -38,7 +38,7 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
 
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
-    short = [*recipes.FOUR_RECIPES, *recipes.list_yaml_files(recipes.STUDIES_FOLDER), *OVERLAYS]
+    short = [*recipes.FOUR_RECIPES, *recipes.yaml_files(recipes.STUDIES_FOLDER), *OVERLAYS]
     recipe.main(["list", "--all"])
     listed = re.findall(r"^  (\S+)", capsys.readouterr().out, re.MULTILINE)
     assert listed[: len(short)] == short and {*listed} == {*short, *RECIPES}
@@ -66,7 +66,7 @@ def test_editors_find_the_schema():
         assert {*yaml.safe_load(path.read_text())} <= {*schema["properties"]}, path
     for path in (RECIPES | OVERLAYS).values():
         reference = path.read_text().splitlines()[0].partition("yaml-language-server: $schema=")[2]
-        assert (path.parent / reference).resolve() == recipes.RECIPES_FOLDER / "schema.json"
+        assert (path.parent / reference).resolve() == recipes.RECIPES / "schema.json"
 
 
 # ---- merging and reading ----
@@ -76,9 +76,9 @@ def test_editors_find_the_schema():
 def write(tmp_path, monkeypatch):
     """A copy of recipes/ to add to: `write("foo", text)` makes recipes/foo.yaml."""
     folder = tmp_path / "recipes"
-    shutil.copytree(recipes.RECIPES_FOLDER, folder)
+    shutil.copytree(recipes.RECIPES, folder)
     monkeypatch.setattr(yaml_with_origins, "ROOT", tmp_path)
-    monkeypatch.setattr(recipes, "RECIPES_FOLDER", folder)
+    monkeypatch.setattr(recipes, "RECIPES", folder)
     monkeypatch.setattr(recipes, "OVERLAYS_FOLDER", folder / "overlays")
     return lambda name, text: (folder / f"{name}.yaml").write_text(f"description: {name}\n{text}")
 
@@ -87,7 +87,7 @@ def test_later_layers_win_and_numbers_need_no_point(write, caplog):
     write("foo", "base: baseline\noptimizer: {lr: 3e-4, eps: 1E-9}\ntraining.steps: 12")
     write("overlays/short", "training: {steps: 30, seq_len: 64, max_norm: .inf}")
     overrides = ["training.steps=7", "optimizer={lr: 9e-1}", "training.dataset_path="]
-    config = load_recipe("foo", ["cpu", "short"], overrides).with_seed(3).config
+    config = load("foo", ["cpu", "short"], overrides).with_seed(3).config
     training, optimizer = config.training, config.optimizer
     assert (training.steps, training.seq_len, training.local_batch_size) == (7, 64, 4)
     assert (optimizer.lr, optimizer.eps, training.max_norm) == (0.9, 1e-9, float("inf"))
@@ -99,7 +99,7 @@ def test_later_layers_win_and_numbers_need_no_point(write, caplog):
 def refused(*args) -> list[str]:
     """Where each mistake was made, and in which key."""
     with pytest.raises(InputError) as error:
-        load_recipe(*args)
+        load(*args)
     return [line.rsplit(": ", 1)[0] for line in str(error.value).splitlines()]
 
 

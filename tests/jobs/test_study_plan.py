@@ -26,7 +26,7 @@ def write_study(folder: Path, *keys: str) -> None:
     """Write a completed study of a run, whose recipe had some keys."""
     run = folder / "baseline/seed0"
     write_run(run)
-    made = recipes.load_recipe("baseline", ["cpu"], keys).with_seed(0)
+    made = recipes.load("baseline", ["cpu"], keys).with_seed(0)
     (run / RECIPE).write_text(recipes.to_yaml(made))
     (folder / "study.yaml").write_text(PLAN)
 
@@ -113,8 +113,8 @@ def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
 def gpu(monkeypatch):
     """A GPU of 144 GiB without FP8 units."""
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "device_name", lambda: "NVIDIA A100")
-    monkeypatch.setattr(device, "usable_memory_bytes", lambda: 144 * 2**30)
+    monkeypatch.setattr(device, "name", lambda: "NVIDIA A100")
+    monkeypatch.setattr(device, "memory_bytes", lambda: 144 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
 
 

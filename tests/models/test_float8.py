@@ -61,8 +61,8 @@ def test_each_recipe_in_fp8_compiles_without_minima_that_spoil_stores(monkeypatc
     """torchao has inductor write minima and maxima of Triton code in another way, since Triton
     miscompiles FP8 stores beside its own (triton issue 11111)."""
     in_fp8 = 0
-    for name in recipes.list_yaml_files(recipes.RECIPES_FOLDER):
-        recipe = recipes.load_recipe(name, ["cpu"])
+    for name in recipes.yaml_files(recipes.RECIPES):
+        recipe = recipes.load(name, ["cpu"])
         keys = recipe.config.quantize.linear.float8
         if not keys.recipe_name or keys.enable_fsdp_float8_all_gather:  # which several processes do
             continue

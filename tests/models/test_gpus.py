@@ -65,12 +65,12 @@ def test_names_find_their_gpu(line):
     key, _, names = line.partition(": ")
     for name in [key, *names_of(names)]:
         spellings = {name, name.lower(), name.upper(), name.replace(" ", "-"), f" {name}\t"}
-        assert {gpus.find_gpu(spelling) for spelling in spellings} == {key}
+        assert {gpus.find(spelling) for spelling in spellings} == {key}
 
 
 def test_every_order_of_words_finds_the_same_gpu():
     for words in itertools.permutations(["NVIDIA", "H100", "80GB", "PCIe"]):
-        assert gpus.find_gpu(" ".join(words)) == "h100-pcie"
+        assert gpus.find(" ".join(words)) == "h100-pcie"
 
 
 def test_every_gpu_has_names_here():
@@ -79,21 +79,21 @@ def test_every_gpu_has_names_here():
 
 @pytest.mark.parametrize("name", names_of(VARIANTS))
 def test_another_variant_is_a_question(name):
-    assert gpus.find_gpu(name) is None
+    assert gpus.find(name) is None
     explained = gpus.explain_unknown_gpu(name)
     assert any(key in explained for key in gpus.GPUS) or "MIG" in explained
 
 
 @pytest.mark.parametrize("name", names_of(OTHERS))
 def test_other_gpus_are_unknown(name):
-    assert gpus.find_gpu(name) is None and gpus.find_old_chip(name) is None
+    assert gpus.find(name) is None and gpus.find_old_chip(name) is None
     assert "table" in gpus.explain_unknown_gpu(name)
 
 
 @pytest.mark.parametrize("name", names_of(OLD))
 def test_gpus_without_fp8_units_are_known_by_their_chip(name):
     assert gpus.find_old_chip(name)
-    key = gpus.find_gpu(name)
+    key = gpus.find(name)
     assert key is None or not gpus.GPUS[key].has_fp8_units
 
 
@@ -114,5 +114,5 @@ def test_peaks_are_dense_ones():
 )
 def test_a_run_has_no_peak_of_another_gpu(name, bf16, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "device_name", lambda: name)
+    monkeypatch.setattr(device, "name", lambda: name)
     assert getattr(device.find_peak_rates(), "bf16", None) == bf16

@@ -36,7 +36,7 @@ def test_every_kept_run_fits_the_contract():
     assert KEPT
     for run in KEPT:
         manifest = Manifest.read(run / MANIFEST)
-        recipes.load_recipe(str(run / RECIPE))
+        recipes.load(str(run / RECIPE))
         assert (run.parents[1] / manifest.environment).is_file()
         Timing.read(run / TIMING)
         Proof.read(run / PROOF)

@@ -213,12 +213,12 @@ def test_a_whole_checkpoint_of_an_unknown_torch_is_kept(run):
 )
 def test_a_completed_run_keeps_a_checkpoint_that_was_asked_for(overlays, keys, is_kept, tmp_path):
     """Not one of an overlay alone; a resolved recipe still knows."""
-    recipe = recipes.load_recipe("baseline", overlays, keys)
+    recipe = recipes.load("baseline", overlays, keys)
     assert recipe.provenance.overlay_checkpoints != is_kept
     (tmp_path / "recipe.yaml").write_text(recipes.to_yaml(recipe))
-    again = recipes.load_recipe(str(tmp_path / "recipe.yaml"))
+    again = recipes.load(str(tmp_path / "recipe.yaml"))
     assert again.provenance.overlay_checkpoints != is_kept
-    asked = recipes.load_recipe(str(tmp_path / "recipe.yaml"), [], ["checkpoint.enable=true"])
+    asked = recipes.load(str(tmp_path / "recipe.yaml"), [], ["checkpoint.enable=true"])
     assert not asked.provenance.overlay_checkpoints
 
 

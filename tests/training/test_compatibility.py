@@ -17,7 +17,7 @@ QUICK += ["metrics.enable_tensorboard=false"]  # inductor's code is that of test
 
 
 def load(name: str) -> recipes.Recipe:
-    return recipes.load_recipe(CELLS[name].recipe, ["cpu"], [*QUICK, *CELLS[name].keys])
+    return recipes.load(CELLS[name].recipe, ["cpu"], [*QUICK, *CELLS[name].keys])
 
 
 ALONE = [name for name in CELLS if name not in REFUSED and not load(name).find_hooks("processes")]

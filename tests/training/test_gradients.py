@@ -28,7 +28,7 @@ def compare_gradients(train, name: str, *own: str) -> None:
     def gradients(compiled: bool) -> dict[str, torch.Tensor]:
         torch._dynamo.reset()
         keys = [*TINY, "model.sizes.n_layers=1", f"compile.enable={compiled}", *own]
-        trainer, _ = train(recipes.load_recipe(name, ["cpu"], keys).config)
+        trainer, _ = train(recipes.load(name, ["cpu"], keys).config)
         dist.destroy_process_group()
         return {name: p.grad.float() for name, p in trainer.proof.trainable.items()}
 

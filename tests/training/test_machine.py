@@ -65,7 +65,7 @@ def test_gpus_and_their_parts_are_listed_by_uuid(program):
 
 def test_a_manifest_describes_a_gpu_by_what_nvidia_smi_knows(program, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(device, "name", lambda: "NVIDIA H100")
     properties = SimpleNamespace(uuid=UUIDS[0].removeprefix("GPU-"), total_memory=2**36)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda gpu: properties)
     program("nvidia-smi", "echo '580.65.06, [N/A], 700.50'")
@@ -189,10 +189,10 @@ def test_a_container_without_its_gpus_is_told(value, unseen):
 )
 def test_gpus_without_fp8_units_are_refused(name, capability, has_fp8, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "device_name", lambda: name)
+    monkeypatch.setattr(device, "name", lambda: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(machine, "check_compilation", Mock())
-    planned = plan(recipes.load_recipe("tensorwise_fp8_compiled", ["cpu"]))
+    planned = plan(recipes.load("tensorwise_fp8_compiled", ["cpu"]))
     fp8 = SimpleNamespace(layers=["output"], emulated=False)
     planned = SimpleNamespace(config=planned.config, fp8=fp8)
     if has_fp8:
@@ -216,7 +216,7 @@ def test_what_triton_compiles_with_is_asked_for(compiler, headers, missing, tmp_
     monkeypatch.setattr(compilation, "get_paths", lambda scheme: {"include": tmp_path})
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(InputError, match=missing):
-        machine.check_units(plan(recipes.load_recipe("baseline_compiled")))
+        machine.check_units(plan(recipes.load("baseline_compiled")))
 
 
 def refuse(code: int) -> Mock:
@@ -241,8 +241,8 @@ def test_folders_for_compiled_code_are_tried(function, code, reason, tmp_path, m
     compilation.check_compilation()
     monkeypatch.setattr(function, refuse(code))
     with pytest.raises(InputError, match=rf"caches/triton: .*{reason}.*TORCHINDUCTOR_CACHE_DIR"):
-        machine.check_units(plan(recipes.load_recipe("baseline_compiled", ["cpu"])))
-    machine.check_units(plan(recipes.load_recipe("baseline", ["cpu"])))  # compiles nothing
+        machine.check_units(plan(recipes.load("baseline_compiled", ["cpu"])))
+    machine.check_units(plan(recipes.load("baseline", ["cpu"])))  # compiles nothing
 
 
 def test_a_full_folder_for_temporary_files_is_found(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def test_one_rank_alone_starts_no_library_for_several(train, monkeypatch):
     """On a GPU it would start NCCL; here the map of backends says so of the CPU, where there is
     none."""
     monkeypatch.setitem(dist.Backend.default_device_backend_map, device.TYPE, "nccl")
-    train(recipes.load_recipe("baseline", ["cpu"], TINY).config)
+    train(recipes.load("baseline", ["cpu"], TINY).config)
     assert dist.get_backend() == "gloo"
 
 

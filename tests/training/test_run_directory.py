@@ -20,7 +20,7 @@ from models.errors import InputError
 
 KEY = "checkpoint.enable=true"
 PLAN = replace(
-    plan(recipes.load_recipe("tensorwise_fp8_compiled", ["cpu"], [KEY])),
+    plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])),
     token_file=SimpleNamespace(path=Path("a corpus")),
 )
 RECIPE = recipes.to_yaml(PLAN.recipe)
@@ -96,7 +96,7 @@ def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, 
     path, fp8 = tmp_path / "recipe.yaml", PLAN.fp8._replace(layers=frozenset(["output"]))
     text = recipes.to_yaml(PLAN.recipe, replace(PLAN, fp8=fp8))
     path.write_text(text.replace("seq_len: 256", f"seq_len: {length}"))
-    assert len(plan(recipes.load_recipe(str(path))).fp8.layers) == layers
+    assert len(plan(recipes.load(str(path))).fp8.layers) == layers
 
 
 @pytest.mark.parametrize(("run", "folder"), [("alone", "alone"), ("study/recipe/seed0", "study")])

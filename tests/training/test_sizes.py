@@ -47,7 +47,7 @@ RESERVED = {
 @pytest.mark.parametrize("run", PEAKS)
 def test_the_estimate_of_memory_is_what_the_allocator_counts(run):
     recipe, *keys = run.split()
-    planned = plan(recipes.load_recipe(recipe, [], keys))
+    planned = plan(recipes.load(recipe, [], keys))
     assert planned.memory_needed / GIB == pytest.approx(PEAKS[run], rel=0.02)
 
 
@@ -55,8 +55,8 @@ def test_the_estimate_of_memory_is_what_the_allocator_counts(run):
 def gpu(monkeypatch):
     """A GPU of 79 GiB; takes how many GiB are free, one number for each GPU."""
     monkeypatch.setattr(device, "TYPE", "cuda")
-    monkeypatch.setattr(device, "device_name", lambda: "NVIDIA H100")
-    monkeypatch.setattr(device, "usable_memory_bytes", lambda: 79 * GIB)
+    monkeypatch.setattr(device, "name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(device, "memory_bytes", lambda: 79 * GIB)
 
     def free(*gib: float) -> None:
         memories = [sizes.Memory(each * GIB, 79 * GIB) for each in gib]
@@ -70,7 +70,7 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize(("overlay", "recipe"), RESERVED)
 def test_a_size_is_chosen_only_where_the_allocators_gaps_fit_too(overlay, recipe, gpu):
     gib = RESERVED[overlay, recipe]
-    planned = plan(recipes.load_recipe(recipe, [overlay]))
+    planned = plan(recipes.load(recipe, [overlay]))
     gpu(gib)
     assert not sizes.has_room(planned, gib * GIB - 1)
     assert sizes.has_room(planned, (gib + 3) * GIB)
@@ -130,7 +130,7 @@ def test_gpus_are_asked_by_another_process(monkeypatch):
 def test_what_does_not_fit_is_told_what_does(keys, free, said, gpu):
     """Keys of the command line win over an overlay's: where they fill the GPU, no overlay helps."""
     gpu(free)
-    planned = plan(recipes.load_recipe("baseline", [], keys))
+    planned = plan(recipes.load("baseline", [], keys))
     try:
         finding = sizes.check_memory(planned)
     except InputError as error:
@@ -143,12 +143,12 @@ def test_what_does_not_fit_is_told_what_does(keys, free, said, gpu):
 def test_a_run_far_too_large_is_refused(gpu):
     gpu(20)
     with pytest.raises(InputError, match="about 71.5 GiB of 20.0 .*take --overlay llama_1b_2048"):
-        sizes.check_memory(plan(recipes.load_recipe("baseline")))
+        sizes.check_memory(plan(recipes.load("baseline")))
 
 
 def test_overlays_of_the_run_stay(gpu):
     """Parameters in float32 take twice the memory in each size."""
-    planned = plan(recipes.load_recipe("baseline", ["fp32_master"]))
+    planned = plan(recipes.load("baseline", ["fp32_master"]))
     gpu(44.5)
     assert "take --overlay llama_1b, which" in sizes.advise(planned, 44.5 * GIB)
 
@@ -164,7 +164,7 @@ def test_overlays_of_the_run_stay(gpu):
 )
 def test_a_run_that_ran_out_of_memory_is_told_the_next_size(overlays, free, said, gpu, tmp_path):
     gpu(free)
-    planned = plan(recipes.load_recipe("baseline", overlays))
+    planned = plan(recipes.load("baseline", overlays))
     end = attempt._end(
         torch.OutOfMemoryError("CUDA out of memory"), StopRequest(), planned, tmp_path
     )
@@ -175,12 +175,12 @@ def test_a_run_that_ran_out_of_memory_is_told_the_next_size(overlays, free, said
 @pytest.mark.parametrize(("gib", "said"), [(80, "about 71.5 GiB of 80.0"), (60, "--overlay cpu")])
 def test_without_a_gpu_the_miniature_is_advised(gib, said, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
-    monkeypatch.setattr(device, "usable_memory_bytes", lambda: gib * GIB)
-    assert said in sizes.check_memory(plan(recipes.load_recipe("baseline")))
+    monkeypatch.setattr(device, "memory_bytes", lambda: gib * GIB)
+    assert said in sizes.check_memory(plan(recipes.load("baseline")))
 
 
 def test_processes_of_a_run_share_the_machines_memory(monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
-    monkeypatch.setattr(device, "usable_memory_bytes", lambda: 160 * GIB)
-    planned = replace(plan(recipes.load_recipe("baseline")), world_size=2)
+    monkeypatch.setattr(device, "memory_bytes", lambda: 160 * GIB)
+    planned = replace(plan(recipes.load("baseline")), world_size=2)
     assert "about 71.5 GiB of 80.0 GiB" in sizes.check_memory(planned)

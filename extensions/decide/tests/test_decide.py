@@ -205,7 +205,7 @@ def test_experts_have_the_answer_of_their_pairs(ask):
     experts = read("fitted.yaml")["experts"]
     assert (round(experts["low"], 2), round(experts["high"], 2)) == (0.75, 1.43)
     assert "0.75 to 1.43" in found["why"] and "at most 1.175" in found["why"]
-    planned = plan(recipes.load_recipe("baseline_compiled", overrides=keys_of(found)))
+    planned = plan(recipes.load("baseline_compiled", overrides=keys_of(found)))
     assert found["memory_gib"] == pytest.approx(planned.memory_needed / 2**30, abs=0.1)
 
 
@@ -243,7 +243,7 @@ def test_layers_whose_sides_16_does_not_divide_are_counted_in_bf16(ask):
     assert odd["verdict"] != "YES" and "bf16_share" in odd["outside"] and "76%" in odd["notes"][0]
     assert odd["speedup"]["tensorwise"][0] < 1.05 < even["speedup"]["tensorwise"][0]
     words = keys_of(odd)
-    assert plan(recipes.load_recipe("tensorwise_fp8_compiled", overrides=words)).fp8.layers
+    assert plan(recipes.load("tensorwise_fp8_compiled", overrides=words)).fp8.layers
 
 
 REFUSED = """
@@ -263,7 +263,7 @@ def test_the_refusal_is_that_of_a_run(fails):
     tokens = fails(decide.main, "8B", "--gpu", "h100", "--seq-len", "4095")
     keys = ["training.seq_len=4095"]
     assert tokens.partition("seq_len x")[2] in fails(
-        lambda words: recipes.load_recipe("tensorwise_fp8_compiled", overrides=words), *keys
+        lambda words: recipes.load("tensorwise_fp8_compiled", overrides=words), *keys
     )
 
 
@@ -275,8 +275,8 @@ def test_a_recipes_filters_count(ask, tmp_path):
     )
     filtered, whole = ask(f"{path} --gpu h100"), ask("8B --gpu h100")
     assert filtered["speedup"]["tensorwise"][0] < whole["speedup"]["tensorwise"][0] - 0.05
-    planned = plan(recipes.load_recipe("tensorwise_fp8_compiled", overrides=keys_of(filtered)))
-    assert planned.fp8.layers == plan(recipes.load_recipe(str(path))).fp8.layers
+    planned = plan(recipes.load("tensorwise_fp8_compiled", overrides=keys_of(filtered)))
+    assert planned.fp8.layers == plan(recipes.load(str(path))).fp8.layers
     assert "tensorwise_fp8_compiled" in ask("tensorwise_fp8_compiled --gpu h100")["measure"]
 
 
@@ -309,7 +309,7 @@ def test_the_command_trains_the_asked_model_or_names_its_stand_in(ask, line):
     gpu, n_gpus = gpu.split()
     for name in names.split():
         found = ask(f"{name} --gpu {gpu} --gpus {n_gpus}")
-        planned = plan(recipes.load_recipe("baseline_compiled", ["no_recompute"], keys_of(found)))
+        planned = plan(recipes.load("baseline_compiled", ["no_recompute"], keys_of(found)))
         assert planned.memory_needed <= GPUS[gpu].memory, name
         assert planned.world_size == min(8, int(n_gpus))
         same = planned.args.parameters() == read_model([name]).parameters
@@ -320,7 +320,7 @@ def test_the_command_trains_the_asked_model_or_names_its_stand_in(ask, line):
 def test_short_rows_of_405b_have_a_command_that_a_node_can_hold(ask):
     pytest.importorskip("extensions.sharded")
     found = ask("405B --gpu h100 --gpus 512 --seq-len 512")
-    planned = plan(recipes.load_recipe("baseline_compiled", ["no_recompute"], keys_of(found)))
+    planned = plan(recipes.load("baseline_compiled", ["no_recompute"], keys_of(found)))
     assert planned.memory_needed <= GPUS["h100"].memory and "stand-in" in found["notes"][0]
 
 

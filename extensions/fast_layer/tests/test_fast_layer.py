@@ -83,17 +83,17 @@ def test_emulated_fp8_is_torchaos(hopper):
 
 def test_memory_counts_the_casts_of_the_backward_pass():
     """Peak GiB of torch.cuda.max_memory_allocated on a stand-in for a GPU, torch 2.11."""
-    memory_needed = plan(recipes.load_recipe("candidate_fast_tensorwise")).memory_needed
+    memory_needed = plan(recipes.load("candidate_fast_tensorwise")).memory_needed
     assert memory_needed / 2**30 == pytest.approx(68.43, rel=0.02)
-    parent = plan(recipes.load_recipe("tensorwise_fp8_compiled"))
+    parent = plan(recipes.load("tensorwise_fp8_compiled"))
     for key in (f"{FLOAT8}.emulate=true", "fast_layer.enable=false"):
-        without_casts = plan(recipes.load_recipe("candidate_fast_tensorwise", [], [key]))
+        without_casts = plan(recipes.load("candidate_fast_tensorwise", [], [key]))
         assert without_casts.memory_needed == parent.memory_needed
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_its_recipes_train_on_a_cpu(name, train):
-    recipe = recipes.load_recipe(name, ["cpu"], [*TINY, SMALLEST, "compile.enable=false"])
+    recipe = recipes.load(name, ["cpu"], [*TINY, SMALLEST, "compile.enable=false"])
     _, intervals = train(recipe.config, 1, recipe)
     assert intervals[-1].step == 1
 
@@ -105,7 +105,7 @@ def test_a_recipe_trains_on_a_gpu_as_its_parent_does(name, tmp_path):
     from experiments.run import main
 
     last_losses = {}
-    for recipe in (name, recipes.load_recipe(name).provenance.base):
+    for recipe in (name, recipes.load(name).provenance.base):
         torch.compiler.reset()  # each recipe compiles anew
         assert main([recipe, "--overlay", "cpu", *TINY, "--out", str(tmp_path / recipe)]) == 0
         last_losses[recipe] = lines_of(tmp_path / recipe)[-1]["loss"]

@@ -70,7 +70,7 @@ def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
     """The one that compiles, the next, and the profiled one; here the ten at the start of the
     process are not left out."""
     monkeypatch.setattr(trainer, "NOT_STEADY_STEPS", 0)
-    recipe = recipes.load_recipe(FP8, ["cpu"], [*SMALL, *phase_keys(2, 6), "training.steps=7"])
+    recipe = recipes.load(FP8, ["cpu"], [*SMALL, *phase_keys(2, 6), "training.steps=7"])
     _, intervals = train(recipe.config, 7, recipe)
     assert [interval.step for interval in intervals if not interval.not_steady] == [5, 6]
 
@@ -92,7 +92,7 @@ def test_two_processes_that_recompute_activations_switch_together(tmp_path):
     ],
 )
 def test_steps_in_fp8(name, keys, steps):
-    assert find_fp8_steps(recipes.load_recipe(name, ["cpu"], keys).config) == steps
+    assert find_fp8_steps(recipes.load(name, ["cpu"], keys).config) == steps
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

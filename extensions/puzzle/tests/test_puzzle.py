@@ -32,7 +32,7 @@ LINEARS = {f"layers.{block}.{layer}.weight" for block in range(4) for layer in B
     ],
 )
 def test_which_weights_the_optimizer_owns_and_moves(train, name, trainable, orphans, frozen, moved):
-    recipe = recipes.load_recipe(name, ["cpu"], [*TINY, "training.steps=1"])
+    recipe = recipes.load(name, ["cpu"], [*TINY, "training.steps=1"])
     trainer, _ = train(recipe.config, recipe=recipe)
     [group] = trainer.optimizers.optimizers[0].param_groups
     in_optimizer = set(map(id, group["params"]))

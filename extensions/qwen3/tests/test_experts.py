@@ -38,9 +38,7 @@ def test_attention_is_a_third_and_fp8_gains_little():
 def test_a_run_proves_the_share_that_sizes_predict(train):
     """Routers and experts stay in bf16."""
     keys = [*KEYS, *TINY, "model.sizes.n_layers=1", "compile.enable=false"]
-    trainer, _ = train(
-        recipes.load_recipe("tensorwise_fp8_compiled", ["cpu"], keys).config, count=3
-    )
+    trainer, _ = train(recipes.load("tensorwise_fp8_compiled", ["cpu"], keys).config, count=3)
     proof = trainer.proof.record()
     args = trainer.model_args
     assert set(proof.converted_modules) == list_attention_layers(args)

@@ -68,5 +68,5 @@ def test_its_compiled_graph_has_the_gradients_of_eager_code(train):
 def test_sizes_of_a_recipe_do_not_change_a_heads_size():
     keys = ["model.flavor=qwen3-cpu", "model.sizes={dim: 96, n_heads: 6, n_kv_heads: 3}"]
     with torch.device("meta"):
-        model = build_model(recipes.load_recipe("baseline", [], keys).config)
+        model = build_model(recipes.load("baseline", [], keys).config)
     assert model.layers["2"].attention.wk.weight.shape == (3 * 64, 96)

@@ -50,7 +50,7 @@ if __name__ == "__main__":
     folder, asked = sys.argv[1:]
     of_as_many = defaultdict(list)
     for name, (recipe, keys) in json.loads(asked).items():
-        count = plan(recipes.load_recipe(recipe, ["cpu"], keys)).world_size
+        count = plan(recipes.load(recipe, ["cpu"], keys)).world_size
         of_as_many[count].append([recipe, "--overlay", "cpu", "--out", f"{folder}/{name}", *keys])
     for count, runs in sorted(of_as_many.items()):
         sockets = [reserve_port() for _ in runs]

@@ -32,7 +32,7 @@ def profile_step(name: str, override: str, ranks: int = 2) -> dict:
     model of one block."""
     keys = ["compile.enable=false", "training.local_batch_size=1", "training.seq_len=32"]
     keys += ["model.sizes={n_layers: 1, vocab_size: 64}", f"sharded.processes={ranks}", override]
-    planned = plan(recipes.load_recipe(name, ["cpu"], keys))
+    planned = plan(recipes.load(name, ["cpu"], keys))
     config = planned.config
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
