@@ -27,7 +27,7 @@ FP8 = "tensorwise_fp8_compiled"
 
 def study(
     folder: Path,
-    recipes="CT",
+    recipes="BCT",
     seeds=(0, 1, 2),
     steps=1000,
     by_recipe=False,
@@ -43,7 +43,7 @@ def study(
     """Write a study.
 
     Args:
-        recipes: letters of planted_usual.yaml, or names. Few answers depend on eager bf16 (B).
+        recipes: letters of planted_usual.yaml, or names.
         by_recipe: whether one recipe's seeds come before the next recipe's.
         places: GPUs, of which each run takes the one that is free first.
         place_spread, start_spread: standard deviations of the speeds of places, and of starts.
