@@ -59,9 +59,9 @@ def _freeze_parameters(model, config) -> None:
 # ---- hooks ----
 
 
-def shards(config, args, fp8_layers) -> int:
-    """Do not shard the model, whatever the keys of FSDP say."""
-    return 1
+def data_parallel_degrees(config, args, fp8_layers) -> tuple[int, int]:
+    """Return 1 replica of 1 shard: one process, whatever the keys of FSDP say."""
+    return 1, 1
 
 
 def check(plan) -> None:
