@@ -157,6 +157,10 @@ else
   [ ${#options[@]} -eq 2 ] || size="0.6 GB to download"
   echo "no GPU here: torch as in constraints-cpu.txt"
 fi
+if [[ $PWD/$venv =~ [[:space:]\'\"\\] ]]; then
+  echo "warning: torch cannot compile in a path with spaces or quotes, so only recipes that are not compiled will run in" \
+    "$PWD: move the repository to a path without them and run \`make install\` there" >&2
+fi
 echo "installing into $venv, a minute or two: $size"
 options+=(-r "$asked" -r requirements-tools.txt)
 with_uv() { # not over a torch that is kept: uv does not see the packages of another environment

@@ -3,11 +3,12 @@ and studies."""
 
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +21,7 @@ FULL = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the limit on the size of a file (ulimit -f) is reached",
 }
+RUNS = Path("runs")
 AGAIN = "make room, then give the same command"
 
 
@@ -97,12 +99,31 @@ def bytes_word(count: int) -> str:
 
 def dated_folder(name: str) -> Path:
     """Name the folder of what starts now: runs/NAME-DATE-TIME."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def run_folder(name: str, seed: int) -> Path:
-    """Name the folder of a run without --out, laid out as a study's."""
-    return dated_folder(name) / name / f"seed{seed}"
+def make_dated_folder(name: str) -> Path:
+    """Make the folder runs/NAME-DATE-TIME for this process alone.
+
+    A folder that exists, as of a process that started in the same second, gets no second user: the
+    name gets a number. Raises OSError.
+    """
+    RUNS.mkdir(exist_ok=True)
+    dated = dated_folder(name)
+    folder = dated
+    for number in itertools.count(2):
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+        folder = dated.with_name(f"{dated.name}-{number}")
+
+
+def make_run_folder(name: str, seed: int) -> Path:
+    """Make a folder for a run without --out; name the run's folder in it, laid out as a study's.
+
+    Raises OSError.
+    """
+    return make_dated_folder(name) / name / f"seed{seed}"
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:

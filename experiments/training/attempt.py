@@ -40,7 +40,7 @@ from experiments.records.files import (
     check_folder,
     full_disk,
     lock_folder,
-    run_folder,
+    make_run_folder,
     write_whole,
 )
 from experiments.training import checkpoint, machine, places
@@ -73,7 +73,7 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: StopRequest
     Raises `InputError` for a folder that cannot be used.
     """
     be_alone()
-    out = out or run_folder(plan.recipe.name, plan.config.debug.seed)
+    out = out or make_run_folder(plan.recipe.name, plan.config.debug.seed)
     end = train(plan, findings, out, RunDirectory(out, plan), stop)
     if dist.is_initialized():
         dist.destroy_process_group()

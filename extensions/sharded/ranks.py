@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from experiments.jobs.command import EXIT_FAILED, EXIT_RESUME, STARTER_PID, StopRequest
 from experiments.jobs.runner import find_numa_command, list_visible_gpus
-from experiments.records.files import run_folder
+from experiments.records.files import make_run_folder
 from models.errors import InputError
 
 GRACE_S = 20  # from one rank's end to the killing of others: rank 0 writes how the run ended
@@ -40,7 +40,7 @@ def start(recipe, arguments: list[str], out: Path | None, stop: StopRequest) -> 
                 "start it where there are as many"
             )
         if not out:
-            out = run_folder(recipe.name, recipe.config.debug.seed)
+            out = make_run_folder(recipe.name, recipe.config.debug.seed)
             arguments = [*arguments, "--out", str(out)]
         return run_ranks(["experiments.run", *arguments], world_size, stop)
     if world_size > 1 and not out:  # each would make its own

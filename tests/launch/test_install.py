@@ -265,6 +265,23 @@ def without(name: str, folders: list[str], place: Path) -> list[str]:
     return replaced
 
 
+# ---- the repository's path ----
+
+
+@pytest.mark.parametrize("name", ["my project", "anna's", "project_2"])
+def test_a_moved_repository_runs_the_code_of_its_new_path(project, name):
+    """And a path in which torch cannot compile is told."""
+    assert "warning" not in project("make install", GPU="0").stderr
+    project.folder = project.folder.rename(project.folder.with_name(name))
+    folder = project.folder
+    processes.run(["make", "help"], cwd=folder)
+    [code] = folder.glob(".venv/lib/*/site-packages/project.pth")
+    assert code.read_text() == f"{folder}\n"
+    processes.run(["touch", "requirements.txt"], cwd=folder)
+    done = processes.run(["make", "install"], cwd=folder, env=os.environ | {"GPU": "0"})
+    assert ("cannot compile" in done.stderr) == (name != "project_2")
+
+
 # ---- what is half there ----
 
 
