@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from experiments.records.files import AGAIN, full_disk
 from models import gpus
-from models.errors import PYTHON, REINSTALL, InputError
+from models.errors import PYTHON, InputError, explain_missing_package
 
 EXIT_COMPLETED = 0
 EXIT_FAILED = 1
@@ -312,10 +312,7 @@ def run_command(command: Callable[[], int]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in PROJECT_PACKAGES:
             raise
-        message = (
-            f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster in the "
-            "container of its jobs"
-        )
+        message = explain_missing_package(error)
     except KeyboardInterrupt as interrupt:  # with the exit code of a `StopRequest` that listens
         return interrupt.args[0] if interrupt.args else EXIT_STOPPED
     print(f"error: {message}", file=sys.stderr)

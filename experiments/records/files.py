@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -153,7 +154,7 @@ def check_mark(folder: Path, kind: str, mark: str) -> None:
     if is_bare(folder):
         raise InputError(
             f"{folder} holds no files: if a file system has deleted them, start the {kind} again "
-            f"by its name, with --out {folder}"
+            f"by its name, with --out {shlex.quote(str(folder))}"
         )
     if os.path.isdir(folder):  # unlike Path.is_dir, for names of any length
         raise InputError(

@@ -15,6 +15,7 @@ to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from experiments import study as study_command  # before torch: it looks at the compile caches
 from experiments.config import recipes
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         return EXIT_COMPLETED
     out = out or make_dated_folder(f"sweep_{args.name}")
-    print(f"To resume, or to add seeds: {PYTHON} -m extensions.sweep {out}")
+    print(f"To resume, or to add seeds: {PYTHON} -m extensions.sweep {quote(str(out))}")
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / FILE, dump_yaml(sweep.model_dump()))
     exit_codes = [EXIT_COMPLETED]
