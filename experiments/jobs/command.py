@@ -314,6 +314,7 @@ def run_command(command: Callable[[], int]) -> int:
             raise
         message = explain_missing_package(error)
     except KeyboardInterrupt as interrupt:  # with the exit code of a `StopRequest` that listens
+        print("stopped", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else EXIT_STOPPED
     print(f"error: {message}", file=sys.stderr)
     return EXIT_BAD_INPUT
