@@ -53,10 +53,15 @@ def describe_data(token_file: TokenFile, config: Config, world_size: int = 1) ->
     # a global batch of -1 is one forward pass of each process
     batch_size = max(training.global_batch_size, training.local_batch_size * world_size)
     rows_of_run = training.steps * batch_size
+    share = rows_of_run / n_rows
+    if share <= 1:
+        reading = f"{share:.1%} of them"
+    else:
+        reading = f"all of them {share:,.{1 if share < 10 else 0}f} times over"
     return (
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
         f"{n_rows:,} {config.data.layout} rows of {training.seq_len:,}; "
-        f"the run reads {rows_of_run:,} rows, {rows_of_run / n_rows:.1%} of them"
+        f"the run reads {rows_of_run:,} rows, {reading}"
     )
 
 
