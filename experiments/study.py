@@ -223,6 +223,9 @@ def _choose_overlays(study: StudyPlan) -> list[str]:
 def _join_started_study(study: StudyPlan, out: Path) -> None:
     """Add the seeds of the study in the folder. Raises `InputError` for a different study."""
     started_study = read_study(out / STUDY_FILE)
+    if set(study.seeds) < set(started_study.seeds):
+        seeds = ", ".join(map(str, started_study.seeds))
+        print(f"The study keeps its seeds {seeds}: --seeds adds seeds and removes none.")
     study.seeds = [*dict.fromkeys(started_study.seeds + study.seeds)]
     started_study.seeds = study.seeds
     if started_study != study:

@@ -67,6 +67,8 @@ class CommandLine(argparse.ArgumentParser):
         args, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if self.takes_keys:
+            _warn_of_repeated_keys(words)
         return args
 
     def _check_options(self, words: list[str]) -> None:
@@ -146,6 +148,18 @@ class CommandLine(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as `InputError`."""
         raise InputError(f"{message}; -h lists arguments, options and keys")
+
+
+def _warn_of_repeated_keys(words: list[str]) -> None:
+    """Warn of a key with two values in one command: the last value counts."""
+    value_by_key = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or word.startswith("-"):
+            continue
+        if value_by_key.get(key, value) != value:
+            logging.getLogger().warning(f"{key} is given twice: {word} counts")
+        value_by_key[key] = value
 
 
 def _name_commands(word: str) -> list[str]:
