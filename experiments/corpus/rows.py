@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,9 +28,11 @@ def open_data(plan):
     `InputError`.
     """
     recorded_plan = plan.recipe.provenance.plan
+    token_file = None
     if recorded_plan and not find_token_file_fault(Path(recorded_plan["token_file"])):
-        token_file = TokenFile.open(Path(recorded_plan["token_file"]))
-    else:
+        with suppress(InputError):  # a damaged file is prepared again
+            token_file = TokenFile.open(Path(recorded_plan["token_file"]))
+    if token_file is None:
         token_file = prepare_token_file(plan.config)
         check_vocabulary(token_file, plan.args.vocab_size)
     description = describe_data(token_file, plan.config, plan.world_size)
