@@ -6,7 +6,7 @@ from analysis import losses, speed
 from analysis.agreement import SpeedUp
 from analysis.comparison import Comparison, Finding, Outcome
 from analysis.losses import CANNOT_TELL
-from analysis.runs import Run
+from analysis.runs import Run, mask_numbers
 from models.flops import format_parameters
 
 QUESTION = "Should this Llama be trained in FP8?"
@@ -134,10 +134,18 @@ def limits(comparison: Comparison, said: str = "") -> list[str]:
 
 
 def left_out(comparison: Comparison) -> list[str]:
-    """Name the runs left out of the comparison, each with its reason, and unreadable records."""
-    left = [run for run in comparison.study.runs if not run.completed]
-    said = [f"Not compared: {run.name} ({run.ending}, step {run.length:,})." for run in left]
-    return said + comparison.study.problems
+    """Name the runs left out of the comparison, a line for each reason, and unreadable records."""
+    runs_by_reason: dict[str, list[Run]] = {}
+    for run in comparison.study.runs:
+        if not run.completed:
+            reason = mask_numbers(f"{run.ending}, step {run.length:,}")
+            runs_by_reason.setdefault(reason, []).append(run)
+    sentences = []
+    for runs in runs_by_reason.values():
+        names = ", ".join(run.name for run in runs)
+        steps = ", ".join(dict.fromkeys(f"{run.length:,}" for run in runs))
+        sentences.append(f"Not compared: {names} ({runs[0].ending}, step {steps}).")
+    return sentences + comparison.study.problems
 
 
 # ---- what else was found ----

@@ -7,6 +7,7 @@ own in extensions/NAME/results/STUDY.
 import os
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
@@ -55,7 +56,7 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
         if given or {run.recipe for run in found} >= recipes:
             print(
                 f"{folder} lacks completed runs for this notebook, which shows others. To make "
-                f"them: {PYTHON} -m {command} {study if given else folder}"
+                f"them: {PYTHON} -m {command} {study if given else quote(str(folder))}"
             )
     return results(study, plan)
 

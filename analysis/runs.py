@@ -58,7 +58,7 @@ class Run:
         seed: as text, because the seed of an unreadable run is its folder's name; empty if none
             was set.
         path: the run directory; None where there is none.
-        ending: how the run ended, without numbers, so that equal causes are equal texts.
+        ending: how the run ended.
         earlier: how earlier attempts ended that failed or diverged and whose steps were thrown
             away.
         facts: all known values of manifest, resolved recipe, proof and environment by key.path.
@@ -282,13 +282,18 @@ def joined(records: list[dict]) -> dict[str, Any]:
 
 
 def ending(manifest: Manifest) -> str:
-    """Say how a process ended: its status, and the last line of its error without numbers."""
+    """Say how a process ended: its status, and the last line of its error."""
     if manifest.status == "running":
         return KILLED
     if manifest.status == "failed" and manifest.error:
         message = manifest.error.strip().splitlines()[-1]
-        return f"failed: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message)[:200]}"
+        return f"failed: {message[:200]}"
     return manifest.status
+
+
+def mask_numbers(text: str) -> str:
+    """Replace the numbers of a text, so that one cause on several runs is one text."""
+    return re.sub("0x[0-9a-f]+|[0-9]+", "#", text)
 
 
 def read_yaml(path: Path) -> dict:

@@ -220,7 +220,7 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
     completed = Counter(run.recipe for run in others if run.completed)
     made = {(run.recipe, run.seed) for run in others}
     seeds = {str(seed) for seed in file.seeds} or {run.seed for run in others}
-    sentences = []
+    paths_by_difference: dict[str, list[Path]] = {}
     for run in differing:
         key = first_difference(trainings[run], expected)
         difference = f"{key} is {expected[key]} in {usual.path} and {trainings[run][key]}"
@@ -232,11 +232,24 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
                 f"these are not the runs of one training: {difference} in {run.path}; give the "
                 "folder of one study"
             )
-        sentences.append(f"{run.path}: is {OTHER_TRAINING}: {difference} there")
+        paths_by_difference.setdefault(difference, []).append(run.path)
         if is_missed:
             run.ending = OTHER_TRAINING
             others.append(run)
+    sentences = []
+    for difference, paths in paths_by_difference.items():
+        verb = "is" if len(paths) == 1 else "are"
+        sentences.append(f"{name_paths(paths)}: {verb} {OTHER_TRAINING}: {difference} there")
     return others, sentences
+
+
+def name_paths(paths: list[Path]) -> str:
+    """List paths, several by the folder that they share: `runs/x: baseline/seed0, trial`."""
+    is_mixed = len({path.is_absolute() for path in paths}) > 1
+    if len(paths) == 1 or is_mixed:
+        return ", ".join(map(str, paths))
+    folder = os.path.commonpath(paths) or "."
+    return f"{folder}: {', '.join(os.path.relpath(path, folder) for path in paths)}"
 
 
 def most_usual(runs: list[Run], trainings: dict[Run, dict]) -> Run:

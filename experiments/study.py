@@ -51,6 +51,7 @@ from experiments.records.files import (
     check_mark,
     dated_folder,
     lock_folder,
+    make_dated_folder,
     write_whole,
 )
 from experiments.records.run import (
@@ -108,6 +109,10 @@ def main(argv: list[str] | None = None) -> int:
     require_single_process()
     study, out = _resolve_study(args)
     plans = _prepare_plans(study, args.dry_run)
+    if out is None and args.dry_run:
+        out = dated_folder(_list_names(args)[0])
+    elif out is None:
+        out = make_dated_folder(_list_names(args)[0])
     runs = _list_incomplete_runs(study, plans, out)
     if args.dry_run:
         for run in runs:
@@ -159,11 +164,17 @@ def _make_command_line() -> CommandLine:
 # ---- resolve ----
 
 
-def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path]:
+def _list_names(args: argparse.Namespace) -> list[str]:
+    """List the study or the recipes of the command line."""
+    return [word for word in args.names if "=" not in word] or [DEFAULT_STUDY]
+
+
+def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path | None]:
     """Plan the study of the command line, or read the study to resume; name its folder.
 
-    The folder may have the study already: then the seeds of both are joined. Raises `InputError`
-    for a seed among the keys, and if the folder holds another study.
+    None instead of a folder: the study gets a new one. The folder may have the study already: then
+    the seeds of both are joined. Raises `InputError` for a seed among the keys, and if the folder
+    holds another study.
     """
     # os.path takes names of any length: an override may have more than 255 characters
     if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
@@ -173,17 +184,17 @@ def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path]:
         out = args.out or folder
     else:
         overrides = [word for word in args.names if "=" in word]
-        names = [word for word in args.names if "=" not in word] or [DEFAULT_STUDY]
-        study = load_study_plan(names)
-        out = args.out or dated_folder(names[0])
-    check_folder(out, "study", STUDY_FILE)
+        study = load_study_plan(_list_names(args))
+        out = args.out
+    if out is not None:
+        check_folder(out, "study", STUDY_FILE)
     _refuse_seed(overrides)
     study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
     if study.overlays == [AUTO_SIZE]:
         study.overlays = _choose_overlays(study)
-    if (out / STUDY_FILE).exists():
+    if out is not None and (out / STUDY_FILE).exists():
         _join_started_study(study, out)
     return study, out
 
@@ -212,6 +223,9 @@ def _choose_overlays(study: StudyPlan) -> list[str]:
 def _join_started_study(study: StudyPlan, out: Path) -> None:
     """Add the seeds of the study in the folder. Raises `InputError` for a different study."""
     started_study = read_study_plan(out / STUDY_FILE)
+    if set(study.seeds) < set(started_study.seeds):
+        seeds = ", ".join(map(str, started_study.seeds))
+        print(f"The study keeps its seeds {seeds}: --seeds adds seeds and removes none.")
     study.seeds = [*dict.fromkeys(started_study.seeds + study.seeds)]
     started_study.seeds = study.seeds
     if started_study != study:

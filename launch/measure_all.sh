@@ -60,12 +60,12 @@ at=${at:-${gpu}_$(date +%F)_torch$version}
 
 run() { # COMMAND…: say it, and run it
   local code=0
-  echo "python -m $*"
+  printf '%q ' "$python" -m "$@" && echo
   [ -n "$dry_run" ] || "$python" -m "$@" || code=$?
   case $code in
     0) ;;
     75 | 130) exit "$code" ;; # it was asked to stop
-    *) failed+=("$*") ;;
+    *) failed+=("$(printf '%q ' "$python" -m "$@")") ;;
   esac
 }
 study() { run experiments.study "$@"; }
@@ -83,6 +83,6 @@ echo "# tables and notebooks"
 run tools.readme
 run tools.notebooks
 if [ ${#failed[@]} -gt 0 ]; then
-  printf 'failed: python -m %s\n' "${failed[@]}" >&2
+  printf 'failed: %s\n' "${failed[@]}" >&2
   exit 1
 fi

@@ -5,6 +5,7 @@
 Exit codes: 0 if it lacks none, 2 if it lacks some.
 """
 
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -29,6 +30,6 @@ lines = Path(requirements_file).read_text().splitlines()
 requirements = [line for line in lines if not line.startswith("#")]
 missing = [line for line in requirements if not is_installed(Requirement(line))]
 if missing:
-    install_command = f"{sys.executable} -m pip install -r {requirements_file}"
+    install_command = f"{shlex.quote(sys.executable)} -m pip install -r {requirements_file}"
     print(f"missing: {', '.join(missing)}; where a package index can be reached: {install_command}")
     sys.exit(2)

@@ -26,6 +26,19 @@ REINSTALL = "rm -r .venv && make install"
 """Makes the environment anew, with the torch that this machine's driver can use."""
 
 
+def explain_missing_package(error: ImportError) -> str:
+    """Say which Python has the package, or how to install it."""
+    if (ENVIRONMENT / "installed").exists() and not ENVIRONMENT.samefile(sys.prefix):
+        return (
+            f"this Python, {sys.executable}, lacks a package ({error}): run the command with "
+            f"{shlex.quote(str(ENVIRONMENT / 'bin/python'))}"
+        )
+    return (
+        f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster in the "
+        "container of its jobs"
+    )
+
+
 class InputError(ValueError):
     """Bad input: the message says what is wrong and how to fix it.
 

@@ -200,5 +200,6 @@ def estimate_memory(
 
 def format_memory_need(needed: float, free: float, total: float = 0) -> str:
     """Say how many bytes are needed, and how many are free, of how many if not of all."""
-    finding = f"about {needed / GIB:.1f} GiB of {free / GIB:.1f} GiB"
+    need = f"{needed / GIB:.1f} GiB" if needed >= GIB else f"{needed / 2**20:,.0f} MiB"
+    finding = f"about {need} of {free / GIB:.1f} GiB"
     return f"{finding} free ({total / GIB:.1f} GiB in all)" if total > free else finding

@@ -318,7 +318,8 @@ def validate_layer(
             reasons |= replaced
         else:
             advice = find_replacement(key)
-            reasons[key] = advice or _describe_errors(key, key_details, known_keys, inner)
+            node = layer[key].node if key in layer else None
+            reasons[key] = advice or _describe_errors(key, node, key_details, known_keys, inner)
     raise make_input_error(layer, reasons.items())
 
 
@@ -362,11 +363,16 @@ def _restore_text(value: object, node: yaml.Node | None, location: tuple) -> obj
 
 
 def _describe_errors(
-    key: str, details: list[dict], known_keys: list[str], inner_keys: list[str]
+    key: str,
+    node: yaml.Node | None,
+    details: list[dict],
+    known_keys: list[str],
+    inner_keys: list[str],
 ) -> str:
     """Say what is wrong with one key.
 
     Args:
+        node: what was written; None without a value.
         details: pydantic's errors, one for each type that the key may have.
         known_keys: all existing keys.
         inner_keys: the keys in a section.
@@ -380,7 +386,14 @@ def _describe_errors(
             suggestion = suggest_names(inner_keys[-1], known_keys)
         return f"there is no such key, here or in an extension{suggestion}"
     messages = [detail["msg"].removeprefix("Input ") for detail in details]
-    return f"{' or '.join(messages)}, got {details[0]['input']!r:.80}"
+    value = details[0]["input"]
+    written = f"{value!r:.80}"
+    if isinstance(value, float) and isinstance(node, yaml.ScalarNode):
+        written = node.value
+    sentence = f"{' or '.join(messages)}, got {written}"
+    if kind == "list_type" and isinstance(value, str):
+        sentence += f": write [{value:.80}]"
+    return sentence
 
 
 def suggest_names(name: str, choices: Iterable[str]) -> str:

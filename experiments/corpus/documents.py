@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from experiments.config.keys import Config
@@ -60,7 +61,7 @@ def open_corpus(config: Config) -> tuple[str, Documents]:
     if name.startswith(("/", "./", "../", "~")) or os.path.exists(name):
         raise InputError(
             f"training.dataset={name} is a path: read parquet files with training.dataset=parquet "
-            f"{DATASET_PATH}={name}"
+            f"{quote(f'{DATASET_PATH}={name}')}"
         )
     if data_config.max_tokens is None:
         raise InputError(
@@ -178,14 +179,25 @@ def select_texts(values: list, source: str) -> Iterator[str]:
 
 def read_hub(name: str, subset: str | None, split: str, column: str) -> Iterator[str]:
     """Stream the non-empty texts of a column of a dataset. Raises `InputError`."""
-    fix = (
-        "give another data.text_column or data.split, or run "
-        f"`{PYTHON} -m experiments.data prepare ...` on a node with internet"
-    )
-    with explain_read_errors(f"training.dataset={name} could not be read", fix):
+    with explain_read_errors(f"training.dataset={name} could not be read", _fix_hub_error):
         import datasets
 
         rows = datasets.load_dataset(name, streaming=True, name=subset, split=split)
         source = f"data.text_column={column}: training.dataset={name}"
         for row in rows.select_columns([column]):
             yield from select_texts([row[column]], source)
+
+
+def _fix_hub_error(error: BaseException) -> str:
+    """Say what to do after an error of the library `datasets`, by the kind of the error."""
+    if isinstance(error, FileNotFoundError):  # DatasetNotFoundError among them
+        return (
+            "correct the name; a dataset with conditions needs your token in the environment "
+            "variable HF_TOKEN"
+        )
+    if isinstance(error, ValueError | LookupError):
+        return "give another data.subset, data.split or data.text_column"
+    return (
+        "look at the network and run again, or run "
+        f"`{PYTHON} -m experiments.data prepare ...` on a node with internet"
+    )

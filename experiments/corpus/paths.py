@@ -3,7 +3,7 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -70,9 +70,9 @@ def _hash_file(path: Path, n_bytes: int, changed_ns: int) -> bytes:
 
 
 @contextmanager
-def explain_read_errors(failure: str, fix: str) -> Iterator[None]:
+def explain_read_errors(failure: str, fix: str | Callable[[BaseException], str]) -> Iterator[None]:
     """Turn any error of reading a corpus or a tokenizer into an `InputError`: its `failure`, the
-    reason and the `fix`.
+    reason and the `fix`, which may depend on the error.
 
     Reasons are, for example, a missing network, a wrong name, missing access, a broken file.
     """
@@ -84,4 +84,6 @@ def explain_read_errors(failure: str, fix: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != TOKENIZERS_PANIC:
             raise
         reason = " ".join(str(error).split())  # on one line
+        if callable(fix):
+            fix = fix(error)
         raise InputError(f"{failure} ({type(error).__name__}: {reason}): {fix}") from error

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -27,9 +28,11 @@ def open_data(plan):
     `InputError`.
     """
     recorded_plan = plan.recipe.provenance.plan
+    token_file = None
     if recorded_plan and not find_token_file_fault(Path(recorded_plan["token_file"])):
-        token_file = TokenFile.open(Path(recorded_plan["token_file"]))
-    else:
+        with suppress(InputError):  # a damaged file is prepared again
+            token_file = TokenFile.open(Path(recorded_plan["token_file"]))
+    if token_file is None:
         token_file = prepare_token_file(plan.config)
         check_vocabulary(token_file, plan.args.vocab_size)
     description = describe_data(token_file, plan.config, plan.world_size)
@@ -53,10 +56,15 @@ def describe_data(token_file: TokenFile, config: Config, world_size: int = 1) ->
     # a global batch of -1 is one forward pass of each process
     batch_size = max(training.global_batch_size, training.local_batch_size * world_size)
     rows_of_run = training.steps * batch_size
+    share = rows_of_run / n_rows
+    if share <= 1:
+        reading = f"{share:.1%} of them"
+    else:
+        reading = f"all of them {share:,.{1 if share < 10 else 0}f} times over"
     return (
         f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
         f"{n_rows:,} {config.data.layout} rows of {training.seq_len:,}; "
-        f"the run reads {rows_of_run:,} rows, {rows_of_run / n_rows:.1%} of them"
+        f"the run reads {rows_of_run:,} rows, {reading}"
     )
 
 

@@ -84,7 +84,7 @@ class TokenFile:
 
 
 def prepare_token_file(config: Config) -> TokenFile:
-    """Open the token file of a recipe, writing it first if it is missing.
+    """Open the token file of a recipe, writing it first if it is missing or damaged.
 
     Concurrent callers (the ranks of a job, the recipes of a study) wait for the first one and open
     the file that it wrote. Raises `InputError` for faults of the corpus or the tokenizer, and
@@ -104,6 +104,14 @@ def prepare_token_file(config: Config) -> TokenFile:
                 logger.warning(f"{folder}: {fault}: preparing it again")
             if fault:
                 _write_token_file(folder, config, documents, load_tokenizer(config, documents))
+    with suppress(InputError):
+        return TokenFile.open(folder)
+    with _lock_cache(cache_folder, folder.name):
+        try:
+            return TokenFile.open(folder)  # another process may have prepared it again
+        except InputError as error:
+            logger.warning(f"{error.__cause__}: {folder} is damaged: preparing it again")
+        _write_token_file(folder, config, documents, load_tokenizer(config, documents))
     return TokenFile.open(folder)
 
 
@@ -156,7 +164,8 @@ def _write_token_file(
     """Write the token file into another folder, then rename it: `folder` is whole or missing."""
     end_of_text = choose_end_of_text(tokenizer, config)
     eos_id = tokenizer.token_to_id(end_of_text)
-    logger.info(f"Preparing {folder}, whose documents end with {end_of_text}")
+    # printed: a command's log does not exist yet, and a large corpus takes minutes
+    print(f"Preparing {folder}, whose documents end with {end_of_text}")
     # The tokenizer's threads end before this process forks. Without this variable, each later fork
     # prints a warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

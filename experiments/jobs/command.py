@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from experiments.records.files import AGAIN, full_disk
 from models import gpus
-from models.errors import PYTHON, REINSTALL, InputError
+from models.errors import PYTHON, InputError, explain_missing_package
 
 EXIT_COMPLETED = 0
 EXIT_FAILED = 1
@@ -67,6 +67,8 @@ class CommandLine(argparse.ArgumentParser):
         args, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if self.takes_keys:
+            _warn_of_repeated_keys(words)
         return args
 
     def _check_options(self, words: list[str]) -> None:
@@ -146,6 +148,18 @@ class CommandLine(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as `InputError`."""
         raise InputError(f"{message}; -h lists arguments, options and keys")
+
+
+def _warn_of_repeated_keys(words: list[str]) -> None:
+    """Warn of a key with two values in one command: the last value counts."""
+    value_by_key = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or word.startswith("-"):
+            continue
+        if value_by_key.get(key, value) != value:
+            logging.getLogger().warning(f"{key} is given twice: {word} counts")
+        value_by_key[key] = value
 
 
 def _name_commands(word: str) -> list[str]:
@@ -312,11 +326,9 @@ def run_command(command: Callable[[], int]) -> int:
         package = (error.name or "").partition(".")[0]
         if package in PROJECT_PACKAGES:
             raise
-        message = (
-            f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster in the "
-            "container of its jobs"
-        )
+        message = explain_missing_package(error)
     except KeyboardInterrupt as interrupt:  # with the exit code of a `StopRequest` that listens
+        print("stopped", file=sys.stderr)
         return interrupt.args[0] if interrupt.args else EXIT_STOPPED
     print(f"error: {message}", file=sys.stderr)
     return EXIT_BAD_INPUT

@@ -8,6 +8,7 @@ compare.
 import math
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -45,6 +46,7 @@ CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 UNSET_CACHE_VARIABLES = CACHE_VARIABLES - os.environ.keys()
 RUN_MODULE = "experiments.run"
 PROGRESS_INTERVAL_S = 10
+LOG_PREFIX = r"^[\d-]+ [\d:]+ [A-Z]+ "  # time and level of a line: see `configure_log`
 KILL_AFTER_S = 30  # from a second Ctrl-C to SIGKILL for runs that do not end
 MEMORY_NODES = Path("/sys/devices/system/node")
 ENDING_BY_EXIT_CODE = {
@@ -68,6 +70,7 @@ class RunProcess:
     steps_before: int = 0  # the last step on record when the study began
     # Negative for a signal; EXIT_RESUME for a run whose turn did not come
     exit_code: int = EXIT_RESUME
+    is_stopping: bool = False  # a request to stop was passed on
     process: subprocess.Popen | None = None
     # When the process started; None once the notes in the run's manifest are printed
     unreported_start: datetime | None = None
@@ -129,24 +132,26 @@ class RunProcess:
             return False
         self.exit_code = exit_code
         self.cache_folder.cleanup()
-        if exit_code < 0:
+        if exit_code < 0 and self.is_stopping and -exit_code != signal.SIGKILL:
+            ending = "stopped before its first step"  # it did not listen yet
+        elif exit_code < 0:
             ending = f"killed by {signal.Signals(-exit_code).name}"
         else:
             ending = ENDING_BY_EXIT_CODE.get(exit_code, "failed")
         if self.step:
             ending += f" at step {self.step}"
-        if exit_code:
+        if exit_code and not ending.startswith("stopped"):
             ending += f": {self._read_last_log_line()}"
         self.report(ending)
         return True
 
     def _read_last_log_line(self) -> str:
-        """Read the last line of the log that is not empty; without one, point to the log."""
+        """Read the last line of the log that is not empty, without its time; name the log."""
         log = self.directory / LOG
         lines = log.read_text("utf-8", errors="replace").split("\n")
         for line in reversed(lines):
             if line:
-                return line
+                return f"{re.sub(LOG_PREFIX, '', line)} (log: {log})"
         return f"see {log}"
 
     def _report_notes(self) -> None:
@@ -241,6 +246,7 @@ def _start_waiting(waiting: list[RunProcess], running: list[RunProcess]) -> None
 def _send_signal(runs: list[RunProcess], number: signal.Signals) -> None:
     for run in runs:
         if run.process:
+            run.is_stopping = True
             run.process.send_signal(number)
 
 

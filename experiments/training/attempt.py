@@ -40,7 +40,7 @@ from experiments.records.files import (
     check_folder,
     full_disk,
     lock_folder,
-    run_folder,
+    make_run_folder,
     write_whole,
 )
 from experiments.training import checkpoint, machine, places
@@ -74,7 +74,7 @@ def run(plan: Plan, findings: list[Finding], out: Path | None, stop: StopRequest
     """
     if plan.world_size == 1:
         init_single_process()
-    out = out or run_folder(plan.recipe.name, plan.config.debug.seed)
+    out = out or make_run_folder(plan.recipe.name, plan.config.debug.seed)
     directory = RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
     end = train(plan, findings, out, directory, stop)
     if dist.is_initialized():
@@ -229,7 +229,7 @@ class RunDirectory:
         another live process holds it; then no record in it has changed. Raises OSError.
         """
         self.path = path
-        self._lock, earlier = _claim(path)
+        self._lock, earlier = _claim(path, plan.config.training.steps)
         require_same_recipe(path, plan.recipe)
         self.keeps_checkpoint = not plan.recipe.provenance.overlay_checkpoints
         self.step, self.said = 0, []
@@ -365,7 +365,7 @@ def _check_first(path: str | None) -> None:
         )
 
 
-def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
+def _claim(path: Path, steps: int) -> tuple[TextIO, records.Manifest | None]:
     """Lock a run's folder; return the lock, and the manifest of an unfinished run in it.
 
     Raises `InputError` if the folder holds something else.
@@ -380,7 +380,19 @@ def _claim(path: Path) -> tuple[TextIO, records.Manifest | None]:
         mend = "move it away to go on with the run, or choose another --out"
         raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None
     if earlier and earlier.status == "completed":
-        raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
+        sentence = f"{path} holds a completed run: choose another --out, or delete it"
+        if steps > earlier.steps:
+            sentence = (
+                f"{path} holds a completed run of {earlier.steps} steps, which cannot be made "
+                f"longer: start a new run with training.steps={steps}"
+            )
+        checkpoints = checkpoint.list_checkpoints(path / records.CHECKPOINT)
+        if steps > earlier.steps and checkpoints:
+            key = f"checkpoint.initial_load_path={checkpoints[max(checkpoints)]}"
+            sentence += (
+                f"; checkpoint.enable=true {shlex.quote(key)} begins it with this run's weights"
+            )
+        raise InputError(sentence)
     return lock, earlier
 
 

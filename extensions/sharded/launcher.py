@@ -19,7 +19,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 
 from experiments.jobs.command import EXIT_COMPLETED, EXIT_FAILED, STARTER_PID, StopRequest
 from experiments.jobs.runner import find_numa_command, list_visible_gpus
-from experiments.records.files import run_folder
+from experiments.records.files import make_run_folder
 from models.errors import InputError
 
 # What the launcher logs is printed here in fewer words
@@ -62,7 +62,7 @@ def start(recipe, arguments: list[str], out: Path | None, stop: StopRequest) -> 
             "(on several nodes, a multiple), or start it where there are as many"
         )
     if not out:
-        out = run_folder(recipe.name, recipe.config.debug.seed)
+        out = make_run_folder(recipe.name, recipe.config.debug.seed)
         arguments = [*arguments, "--out", str(out)]
     rendezvous = meet(world_size // n_ranks, endpoint, recipe.config.comm.init_timeout_seconds)
     return launch(["experiments.run", *arguments], n_ranks, rendezvous, stop)

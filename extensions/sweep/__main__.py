@@ -15,6 +15,7 @@ to be continued (SIGUSR1), 130 after SIGTERM or Ctrl-C.
 
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from experiments import study as study_command  # before torch: it looks at the compile caches
 from experiments.config import recipes
@@ -30,7 +31,7 @@ from experiments.jobs.command import (
     parse_seeds,
     run_command,
 )
-from experiments.records.files import check_folder, dated_folder, write_whole
+from experiments.records.files import check_folder, make_dated_folder, write_whole
 from experiments.records.run import STUDY_FILE
 from experiments.study import StudyPlan
 from extensions.sweep.cells import FILE, Sweep, load_sweep
@@ -43,13 +44,14 @@ def main(argv: list[str] | None = None) -> int:
     args = _command_line().parse_arguments(argv)
     StopRequest().listen()
     sweep = _load_sweep(args)
-    out = _choose_folder(args, sweep)
+    out = _find_folder(args, sweep)
     studies = sweep.studies()
     for name, study in studies.items():
         print(f"{name}: {_compare_memory(study, args.gpu)}")
     if args.dry_run:
         return EXIT_COMPLETED
-    print(f"To resume, or to add seeds: {PYTHON} -m extensions.sweep {out}")
+    out = out or make_dated_folder(f"sweep_{args.name}")
+    print(f"To resume, or to add seeds: {PYTHON} -m extensions.sweep {quote(str(out))}")
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / FILE, dump_yaml(sweep.model_dump()))
     exit_codes = [EXIT_COMPLETED]
@@ -87,17 +89,17 @@ def _load_sweep(args) -> Sweep:
     return sweep
 
 
-def _choose_folder(args, sweep: Sweep) -> Path:
-    """Choose the folder of a sweep, which may hold this sweep already, with other seeds.
+def _find_folder(args, sweep: Sweep) -> Path | None:
+    """Find the folder of a sweep, which may hold this sweep already, with other seeds.
 
-    Raises `InputError` if it holds anything else.
+    None: the sweep gets a new one. Raises `InputError` if it holds anything else.
     """
     if args.out:
         out = args.out
     elif (Path(args.name) / FILE).exists():
         out = Path(args.name)
     else:
-        out = dated_folder(f"sweep_{args.name}")
+        return None
     check_folder(out, "sweep", FILE)
     if (out / FILE).exists():
         started = load_sweep(str(out))

@@ -368,3 +368,16 @@ def test_a_command_without_keys_suggests_none():
     with pytest.raises(InputError) as error:
         parser.parse_arguments(["--steps", "5", "--referense", "x"])
     assert "training.steps" not in str(error.value) and "take --reference" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "end"),
+    [
+        ("training.steps=1e3", "got 1e3"),
+        ("quantize.linear.float8.filter_fqns=output", "write [output]"),
+    ],
+)
+def test_a_wrong_value_is_told_as_it_was_written(override, end):
+    with pytest.raises(InputError) as error:
+        recipes.load_recipe("tensorwise_fp8_compiled", ["cpu"], [override])
+    assert str(error.value).endswith(end)

@@ -74,6 +74,16 @@ def test_resume_goes_on_with_the_next_batch(config, num_workers):
     assert take(after, 5) == take(batches, 5) != take(loader(config), 5)
 
 
+@pytest.mark.parametrize(
+    ("steps", "reading"), [(6, "10.2% of them"), (90, "1.5 times over"), (4071, "69 times over")]
+)
+def test_how_much_of_the_data_a_run_reads_is_told(config, steps, reading):
+    config.training.steps = steps
+    file = prepare_token_file(config)
+    assert len(rows.Rows(file, config)) == 59
+    assert rows.describe_data(file, config).endswith(reading)
+
+
 def test_command_prepares_ahead_of_the_run(config, corpus_keys, capsys):
     command = ["prepare", "baseline", *corpus_keys, "training.seq_len=16", "--overlay", "cpu"]
     assert data.main(command) == 0

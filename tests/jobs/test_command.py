@@ -9,7 +9,13 @@ import time
 
 import pytest
 
-from experiments.jobs.command import EXIT_RESUME, EXIT_STOPPED, STARTER_PID, StopRequest
+from experiments.jobs.command import (
+    EXIT_RESUME,
+    EXIT_STOPPED,
+    STARTER_PID,
+    CommandLine,
+    StopRequest,
+)
 from tests import processes
 
 # a run that starts for half a minute
@@ -105,3 +111,11 @@ def test_output_that_cannot_be_written_changes_no_exit_code(redirection):
         ["bash", "-o", "pipefail", "-c", command, sys.executable, line], check=False
     )
     assert done.returncode == 3 and not done.stderr
+
+
+@pytest.mark.parametrize(("second", "count"), [("training.steps=9", 1), ("training.steps=5", 0)])
+def test_a_key_that_is_given_twice_is_told(second, count, caplog):
+    parser = CommandLine("experiments.run", "")
+    parser.add_recipe()
+    parser.parse_arguments(["baseline", "training.steps=5", second])
+    assert caplog.text.count(f"{second} counts") == count

@@ -47,6 +47,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     code, printed = start("training.steps=90")
     assert code == 1 and f"{PYTHON} -m experiments.study {out}" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
+    assert f"(log: {out}/baseline/seed0/log.txt)" in printed
     line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed
     assert printed.rindex("started on GPU") < printed.index("completed at step 90")
@@ -83,6 +84,16 @@ def test_a_second_ctrl_c_ends_the_runs_within_their_step(start, tmp_path, monkey
     assert code == EXIT_STOPPED and printed.count("interrupted") == 1
     assert not lines_of(run)  # its step was not waited for
     assert not Path((run / "caches").read_text()).exists()
+
+
+def test_a_run_that_is_stopped_before_it_listens_was_not_killed(tmp_path, capsys):
+    run = RunProcess("a", tmp_path, "", 9)
+    (tmp_path / "log.txt").touch()
+    run.cache_folder = Mock()
+    run.process = Mock(poll=lambda: -signal.SIGTERM)
+    assert run.poll_and_report() and "killed by SIGTERM" in capsys.readouterr().out
+    runner._send_signal([run], signal.SIGTERM)
+    assert run.poll_and_report() and "killed" not in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):

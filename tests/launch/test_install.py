@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from models import device
+from models import device, errors
 from tests import processes
 
 INSTALL = "launch/install.sh"
@@ -123,7 +123,8 @@ NO_DEVICES = "No devices were found"
 PYTHON = """
 for last; do :; done
 case "$1 $2" in
-  "-m venv") mkdir -p "$last/bin" "$last/lib/python3.11/site-packages"; cp "$0" "$last/bin/python";;
+  "-m venv") [ -z "$STOP" ] || { mkdir "$last"; echo Traceback >&2; kill -INT 0; exit 130; }
+    mkdir -p "$last/bin" "$last/lib/python3.11/site-packages"; cp "$0" "$last/bin/python";;
   "-m pip") echo "$*" >>pip.txt; exit ${PIP-0} ;;
   "-m experiments.recipe") echo "{"; exit ${SCHEMA-0} ;;
   -c*urlopen*) exit ${INDEX-0} ;;
@@ -265,6 +266,23 @@ def without(name: str, folders: list[str], place: Path) -> list[str]:
     return replaced
 
 
+# ---- the repository's path ----
+
+
+@pytest.mark.parametrize("name", ["my project", "anna's", "project_2"])
+def test_a_moved_repository_runs_the_code_of_its_new_path(project, name):
+    """And a path in which torch cannot compile is told."""
+    assert "warning" not in project("make install", GPU="0").stderr
+    project.folder = project.folder.rename(project.folder.with_name(name))
+    folder = project.folder
+    processes.run(["make", "help"], cwd=folder)
+    [code] = folder.glob(".venv/lib/*/site-packages/project.pth")
+    assert code.read_text() == f"{folder}\n"
+    processes.run(["touch", "requirements.txt"], cwd=folder)
+    done = processes.run(["make", "install"], cwd=folder, env=os.environ | {"GPU": "0"})
+    assert ("cannot compile" in done.stderr) == (name != "project_2")
+
+
 # ---- what is half there ----
 
 
@@ -278,6 +296,21 @@ def test_an_installation_whose_last_step_fails_is_made_again(project):
     assert schema.read_text() == "{\n" and installed.exists()
     again = project("make install", **environment)
     assert "Nothing to be done" in again.stdout
+
+
+def test_an_installation_that_ctrl_c_stops_leaves_nothing_half_made(project):
+    environment = {"GPU": "0"}
+    done = project("make install", STOP="yes", **environment)
+    assert done.returncode and "Traceback" not in done.stderr and "make install" in done.stderr
+    assert not (project.folder / ".venv").exists()
+    assert project("make install", **environment).returncode == 0
+
+
+@pytest.mark.parametrize(("index", "is_named"), [("0", True), ("1", False)])
+def test_the_origin_of_torch_is_told(project, index, is_named):
+    done = project(GPU="0", INDEX=index)
+    assert ("does not answer" in done.stdout) != is_named
+    assert ("--extra-index-url" in pip_of(project)) == is_named
 
 
 @pytest.mark.parametrize("lost", ["torch/nn/__init__.py", "torch-2.dist-info/RECORD", "python"])
@@ -324,11 +357,15 @@ def test_a_step_says_what_to_do_with_an_environment_that_is_half_there(project, 
     assert ("`rm -r .venv && make install`" in done.stderr) == (damage != "none")
 
 
-def test_a_package_that_lost_a_module_is_told_in_a_sentence(fails):
+def test_a_package_that_lost_a_module_is_told_in_a_sentence(fails, tmp_path, monkeypatch):
     def lacks(arguments: list[str]):
         [name] = arguments
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+    monkeypatch.setattr(errors, "ENVIRONMENT", tmp_path)
     assert "rm -r .venv && make install" in fails(lacks, "torch._inductor.lowering")
+    (tmp_path / "installed").touch()  # a whole environment, and another Python
+    sentence = fails(lacks, "torch")
+    assert f"{tmp_path}/bin/python" in sentence and "rm -r" not in sentence
     with pytest.raises(ModuleNotFoundError):  # a fault of the project
         fails(lacks, "experiments.typo")

@@ -3,6 +3,7 @@ overlay. Stand-ins train in the place of a study's runs."""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,8 @@ def test_measure_all_names_recipes_and_studies_that_exist():
     }
     printed = login(f"{MEASURE} --dry-run").stdout
     named = re.findall(r"-m experiments\.study ([^-\n]*)", printed)
+    for line in re.findall(r"^[^#].* -m .*$", printed, re.MULTILINE):  # what can be pasted
+        assert shutil.which(shlex.split(line)[0]), line
     assert named and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
 
 

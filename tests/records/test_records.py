@@ -10,7 +10,7 @@ import pytest
 from analysis.newest import PLACES
 from experiments.config import recipes
 from experiments.records import files
-from experiments.records.files import DiskFull, full_disk, write_whole
+from experiments.records.files import DiskFull, full_disk, make_run_folder, write_whole
 from experiments.records.run import (
     MANIFEST,
     METRICS,
@@ -41,6 +41,13 @@ def test_every_kept_run_fits_the_contract():
         Timing.read(run / TIMING)
         Proof.read(run / PROOF)
         assert read_log(run / METRICS)[-1].step == manifest.steps
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = {make_run_folder("baseline", 0) for _ in range(3)}
+    assert len({folder.parents[1] for folder in folders}) == 3
+    assert all(folder.parents[1].is_dir() for folder in folders)
 
 
 def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):

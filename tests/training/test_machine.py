@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -243,6 +244,21 @@ def test_folders_for_compiled_code_are_tried(function, code, reason, tmp_path, m
     with pytest.raises(InputError, match=rf"caches/triton: .*{reason}.*TORCHINDUCTOR_CACHE_DIR"):
         machine.check_units(plan(recipes.load("baseline_compiled", ["cpu"])))
     machine.check_units(plan(recipes.load("baseline", ["cpu"])))  # compiles nothing
+
+
+@pytest.mark.parametrize("letter", " '\"\t\\")
+def test_paths_that_the_compiler_would_split_are_refused(letter, tmp_path, monkeypatch):
+    folder = str(tmp_path / f"my{letter}project")
+    for variable in (*compilation.CACHE_VARIABLES, "TMPDIR"):
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=variable):
+            patch.setenv(variable, folder)
+            patch.setattr("tempfile.tempdir", None)
+            Path(folder).mkdir(exist_ok=True)
+            compilation.check_compilation()
+    monkeypatch.setattr(torch, "__path__", [f"{folder}/.venv/torch"])
+    with pytest.raises(InputError, match="move the repository"):
+        machine.check_units(plan(recipes.load_recipe("baseline_compiled", ["cpu"])))
+    machine.check_units(plan(recipes.load_recipe("baseline", ["cpu"])))  # compiles nothing
 
 
 def test_a_full_folder_for_temporary_files_is_found(tmp_path, monkeypatch):
