@@ -73,7 +73,7 @@ def read_study(*paths: Path) -> Study:
             raise StudyError(f"{path}: is not there")
     folders = sorted(find_folders(paths))
     # A folder within a study may hold another study.
-    studies = [path for path in paths if (path / STUDY_FILE).exists()]
+    studies = [path for path in dict.fromkeys(paths) if (path / STUDY_FILE).exists()]
     studies = studies or [folder for folder in folders if (folder / STUDY_FILE).exists()]
     # Scattered runs have no study.yaml, or several.
     file = read_study_file(studies[0] / STUDY_FILE) if len(studies) == 1 else StudyFile()
