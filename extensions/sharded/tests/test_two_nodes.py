@@ -25,7 +25,7 @@ def test_two_nodes_stop_together_are_requeued_and_go_on(slurm_folder):
     run = job.run("", "fp8-multinode")
     job.until(lambda: len(steps_of(run)) > 2)
     slurm("scancel", "--signal=USR1", job.number)
-    assert job.end() == "EXIT_COMPLETED 0:0, 1 restarts", job.log()
+    assert job.end() == "COMPLETED 0:0, 1 restarts", job.log()
     first, last = manifest_of(run / "attempt1"), manifest_of(run)
     assert (first.status, last.status, last.world_size) == ("interrupted", "completed", 2)
     assert steps_of(run) == [*range(1, STEPS + 1)]
