@@ -74,13 +74,8 @@ def read_study(*paths: Path) -> Study:
     folders = sorted(find_folders(paths))
     studies = [folder for folder in folders if (folder / STUDY_FILE).exists()]
     # A folder within a study may hold another study.
-<<<<<<< HEAD
     given = {path.resolve() for path in paths}
     studies = [folder for folder in studies if folder.resolve() in given] or studies
-=======
-    studies = [path for path in dict.fromkeys(paths) if (path / STUDY_FILE).exists()]
-    studies = studies or [folder for folder in folders if (folder / STUDY_FILE).exists()]
->>>>>>> w-mend
     # Scattered runs have no study.yaml, or several.
     file = read_study_file(studies[0] / STUDY_FILE) if len(studies) == 1 else StudyFile()
     planned = {(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)}
