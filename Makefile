@@ -1,6 +1,10 @@
 .PHONY: help study test lab check notebooks readme install tools
 PYTHON_IN_VENV = .venv/bin/python
 
+# notebooks import the code by this file, which names the old folder after the repository was copied or moved
+$(shell [ -L .venv ] || for file in .venv/lib/python3*/site-packages/project.pth; do \
+	[ ! -w "$$file" ] || [ "$$(cat "$$file")" = "$$PWD" ] || echo "$$PWD" >"$$file"; done)
+
 help:
 	@echo "make study      train the four recipes on real text, here, and print the comparison"
 	@echo "make lab        open the notebooks in JupyterLab, on your newest runs, on RUNS=folder or on RUNS=kept"
@@ -27,11 +31,11 @@ check: tools
 	$(PYTHON_IN_VENV) -m ruff format --check .
 
 notebooks: tools
-	$(PYTHON_IN_VENV) -m tests.generated.notebooks
+	$(PYTHON_IN_VENV) -m tools.notebooks
 
 readme: .venv/installed
-	$(PYTHON_IN_VENV) -m tests.generated.readme
-	@for file in $(wildcard extensions/*/tests/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .) || exit; done
+	$(PYTHON_IN_VENV) -m tools.readme
+	@for file in $(wildcard extensions/*/fit.py); do $(PYTHON_IN_VENV) -m $$(echo $${file%.py} | tr / .) || exit; done
 
 install: .venv/installed
 

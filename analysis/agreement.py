@@ -5,14 +5,13 @@ Otherwise a reader might not get the lead that the answer promises.
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.alike import differences
 from analysis.runs import Run
 from analysis.speed import (
     FIFTHS,
@@ -27,7 +26,6 @@ from analysis.speed import (
     Ratio,
     group_names,
     have_common,
-    mfu,
     mfu_of_steps,
     rate_of_steps,
     rate_table,
@@ -63,11 +61,14 @@ class SpeedUp:
     runs_needed: int | None = None
 
 
-def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
+def speed_up(
+    own: list[Run], others: list[Run], tries: int = 1, mixed: Sequence[str] = ()
+) -> SpeedUp:
     """Divide the rates of two recipes' runs.
 
     Args:
         tries: how many recipes are judged together: each interval is wider (Bonferroni).
+        mixed: keys whose values both recipes have, in different shares.
     """
     own = timed(own)
     others = timed(others)
@@ -77,7 +78,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
     level = 1 - (1 - LEVEL) / tries
     by = ratios(own, others, level)
     mean, low, high = ratio = by[MEAN]
-    caveats = [*contradictions(by, own, others), *impossible(ratio, own, others)]
+    caveats = [*contradictions(by, own, others, mixed), *impossible(ratio, own, others)]
     caveats += short_of_memory(own, others)
     to_decide = max(abs(mean - 1), SMALL - abs(mean - 1))
     needed = runs_needed(runs, high - low, to_decide, 2, level)
@@ -85,7 +86,7 @@ def speed_up(own: list[Run], others: list[Run], tries: int = 1) -> SpeedUp:
 
 
 def contradictions(
-    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
+    by: dict[str, Ratio], runs: list[Run], reference_runs: list[Run], mixed: Sequence[str]
 ) -> Iterator[str]:
     """Say what contradicts a ratio: different places, or another ratio by an honest way."""
     ratio = by[MEAN]
@@ -93,8 +94,7 @@ def contradictions(
     if math.isnan(ratio.low):
         yield different_places(runs, reference_runs)
     elif ratio.clear or ratio.as_fast:
-        found = other_ways(by, runs, reference_runs) | leave_one_out(ratio, runs, reference_runs)
-        found |= at_equal_places(runs, reference_runs)
+        found = other_ways(by, runs, reference_runs) | at_equal_places(runs, reference_runs, mixed)
         found[TREND] = Ratio(ratio.mean / trend(runs, reference_runs))
         # If the recipe is faster, only smaller ratios count; the trend and useful tokens always do.
         if ratio.low > 1:
@@ -184,7 +184,9 @@ def trend(own: list[Run], others: list[Run]) -> float:
     return math.exp(later * fit.slope) if fit.pvalue < CHANCE else 1.0
 
 
-def at_equal_places(runs: list[Run], reference_runs: list[Run]) -> dict[str, Ratio]:
+def at_equal_places(
+    runs: list[Run], reference_runs: list[Run], mixed: Sequence[str]
+) -> dict[str, Ratio]:
     """Find the ratio among runs of one GPU, of one machine, and with equal records of the machine.
 
     A recipe that had the quicker places more often looks faster.
@@ -193,7 +195,7 @@ def at_equal_places(runs: list[Run], reference_runs: list[Run]) -> dict[str, Rat
         "on the GPUs that both had": group_names(runs, reference_runs, GPUS),
         "on the machines that both had": group_names(runs, reference_runs, MACHINES),
     }
-    for key in differences(runs, reference_runs).mixed:
+    for key in mixed:
         values = [str(run.facts.get(key)) for run in runs]
         reference_values = [str(run.facts.get(key)) for run in reference_runs]
         groups[f"where both have the same {key}"] = values, reference_values
@@ -232,20 +234,8 @@ def adjusted_ratio(
     return math.exp(coefficients[0]) if chance < CHANCE else None
 
 
-def leave_one_out(ratio: Ratio, own: list[Run], others: list[Run]) -> dict[str, Ratio]:
-    """Leave out one seed at a time. Returns the ratios whose interval excludes the ratio of all."""
-    found = {}
-    for seed in sorted({run.seed for run in own + others}):
-        kept = [[run for run in runs if run.seed != seed] for runs in (own, others)]
-        rest = ratios(*kept, LEVEL)[MEAN]
-        if ratio.mean < rest.low or rest.high < ratio.mean:
-            found[f"without seed {seed}"] = rest
-    return found
-
-
 def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iterator[str]:
-    """Say what is faster than FP8 allows: a ratio, a run beside its GPU's peak in bf16, or single
-    steps, which may have done no work."""
+    """Say what is faster than FP8 allows: a ratio, or steps, which may have done no work."""
     share = np.mean([run.fp8_share for run in runs])
     limit = times_at_most(share)
     if share and ratio.mean > limit:
@@ -257,9 +247,7 @@ def impossible(ratio: Ratio, runs: list[Run], reference_runs: list[Run]) -> Iter
         too_quick = mfu_of_steps(run) > limit_of_step
         if run in runs and share:
             too_quick |= rate_of_steps(run) > limit_of_step * quick_reference
-        if mfu(run) > times_at_most(run.fp8_share):
-            yield f"{run.name} ran at {mfu(run):.0%} of its GPU's peak in bf16"
-        elif too_quick.mean() > SMALL:
+        if too_quick.mean() > SMALL:
             shares[run.name] = too_quick.mean()
     if shares:
         names = ", ".join(shares)

@@ -9,6 +9,7 @@ from collections import ChainMap, Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 from analysis.runs import Run, flat, read_yaml
 from experiments.config.recipes import RECIPES, yaml_files
@@ -159,7 +160,13 @@ def is_compared(key: str, values: Counter, reference_values: Counter) -> bool:
     if key.startswith((*RUN_NAMES, *DERIVED)) or not values or not reference_values:
         return False
     recorded = {*values, *reference_values} - {"none"}
-    return key in TOLD or not all(value.startswith(FOLDER) for value in recorded)
+    return key in TOLD or not all(is_folder(key, value) for value in recorded)
+
+
+def is_folder(key: str, value: str) -> bool:
+    """Tell if a value is a folder. A variable may also name a file, which its ending shows."""
+    is_file = key.startswith("variables.") and Path(value).suffix[1:].isalpha()
+    return value.startswith(FOLDER) and not is_file
 
 
 def are_packages_known(runs: list[Run]) -> bool:
@@ -182,9 +189,9 @@ def is_told(key: str, runs: list[Run], set_by_files: tuple[str, ...]) -> bool:
 
 
 def is_changed(key: str, runs: list[Run]) -> bool:
-    """Tell if runs differ in a key besides FP8 and compilation."""
+    """Tell if runs differ in a key that can change a step's work, besides FP8 and compilation."""
     values = {str(run.facts.get(key)) for run in runs}
-    return len(values) > 1 and not key.startswith((*COMPARED_SECTIONS, *RUN_NAMES))
+    return len(values) > 1 and not key.startswith((*COMPARED_SECTIONS, *RUN_NAMES, *TOLD))
 
 
 def recomputes(run: Run) -> bool:

@@ -6,8 +6,8 @@ from analysis import losses, speed
 from analysis.agreement import SpeedUp
 from analysis.comparison import Comparison, Finding, Outcome
 from analysis.losses import CANNOT_TELL
-from analysis.runs import Run
-from models.flops import count
+from analysis.runs import Run, mask_numbers
+from models.flops import format_parameters
 
 QUESTION = "Should this Llama be trained in FP8?"
 SENTENCES = {
@@ -111,11 +111,12 @@ def trained(comparison: Comparison) -> str:
     record, attempt = run.record, run.record.last_attempt
     tokens = run.steps["tokens"].median()
     versions = [f"{name} {version}" for name, version in attempt.packages.items()]
+    commit = (attempt.git.commit or "unknown")[:9]
     return (
-        f"Trained: {record.flavor}, {count(record.parameters)} parameters; {run.length:,} steps of "
-        f"{tokens:,.0f} tokens in rows of {record.seq_len:,}; data {record.dataset}; on "
-        f"{record.world_size} {attempt.hardware.name}, {attempt.start:%Y-%m-%d}; "
-        f"{', '.join(versions)}, commit {(attempt.git.commit or 'unknown')[:9]}."
+        f"Trained: {record.flavor}, {format_parameters(record.parameters)} parameters; "
+        f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {record.seq_len:,}; "
+        f"data {record.dataset}; on {record.world_size} {attempt.hardware.name}, "
+        f"{attempt.start:%Y-%m-%d}; {', '.join(versions)}, commit {commit}."
     )
 
 
@@ -133,10 +134,18 @@ def limits(comparison: Comparison, said: str = "") -> list[str]:
 
 
 def left_out(comparison: Comparison) -> list[str]:
-    """Name the runs left out of the comparison, each with its reason, and unreadable records."""
-    left = [run for run in comparison.study.runs if not run.completed]
-    said = [f"Not compared: {run.name} ({run.ending}, step {run.length:,})." for run in left]
-    return said + comparison.study.problems
+    """Name the runs left out of the comparison, a line for each reason, and unreadable records."""
+    runs_by_reason: dict[str, list[Run]] = {}
+    for run in comparison.study.runs:
+        if not run.completed:
+            reason = mask_numbers(f"{run.ending}, step {run.length:,}")
+            runs_by_reason.setdefault(reason, []).append(run)
+    sentences = []
+    for runs in runs_by_reason.values():
+        names = ", ".join(run.name for run in runs)
+        steps = ", ".join(dict.fromkeys(f"{run.length:,}" for run in runs))
+        sentences.append(f"Not compared: {names} ({runs[0].ending}, step {steps}).")
+    return sentences + comparison.study.problems
 
 
 # ---- what else was found ----

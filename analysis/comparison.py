@@ -1,8 +1,8 @@
 """Compare each recipe with its reference: one outcome, and the reasons limiting it.
 
-Rule 6: no cause (a crash, a divergence, a missing record) took more runs from a recipe than from
-its reference. Otherwise the runs that are left may be the lucky ones. What machines lose is told:
-they do not know the recipe.
+Rule 6: no cause (a crash, a divergence, a lost record) took more runs from a recipe than from its
+reference. Otherwise the runs that are left may be the lucky ones. What machines and people stop is
+told: they do not know the recipe.
 """
 
 import re
@@ -14,11 +14,19 @@ from scipy import stats
 
 from analysis import losses
 from analysis.agreement import SpeedUp, speed_up
-from analysis.alike import differences, set_in_file
+from analysis.alike import Differences, differences, set_in_file
 from analysis.break_even import BreakEven, break_even
 from analysis.losses import HIGHER, SAME, Verdict
 from analysis.proof import FLOAT8, broken
-from analysis.runs import DIVERGED, NO_RECORD, Run
+from analysis.runs import (
+    DIVERGED,
+    INTERRUPTED,
+    KILLED,
+    NO_RECORD,
+    SHORT_LOG,
+    UNREADABLE,
+    Run,
+)
 from analysis.speed import SMALL
 from analysis.study import OTHER_TRAINING, Study, StudyError
 
@@ -29,8 +37,8 @@ BY_MACHINE = "the machine"
 CHANCE = 0.05  # that a recipe lost so many more runs to machines than its reference
 # What an error says of a GPU, a network, a disk or a node, none of which knows the recipe ...
 MACHINE_ERROR = re.compile(
-    r"(?i)\becc\b|uncorrectable|\bxid\b|\bgpu is lost|off the bus|busy or unavailable|hardware|"
-    r"nccl|network|connection|socket|unreachable|broken pipe|\bnode\b|\bhost\b|"
+    r"(?i)\becc\b|uncorrectable|\bxid\b|\bgpu is lost|off the bus|busy or unavailable|"
+    r"nccl|network|connection|socket|unreachable|broken pipe|node fail|"
     r"no space left|quota|stale file|input/output error|read-only file|bus error|\berrno\b"
 )
 # ... and what it says of a program all the same.
@@ -90,8 +98,18 @@ class Comparison:
     @property
     def best(self) -> Finding:
         """The FP8 recipe with the best outcome, of several the fastest; one without a name if there
-        is none."""
+        is none.
+
+        On a CPU, whose speeds say nothing, it is the recipe whose loss is farthest from the
+        reference's.
+        """
         found = [self.findings[recipe] for recipe in self.fp8 if recipe in self.findings]
+        if self.study.on_cpu:
+            return max(
+                found,
+                key=lambda each: abs(each.loss.difference) if each.loss.by_seed else -1,
+                default=Finding(),
+            )
         order = [*Outcome]
         return min(
             found,
@@ -164,30 +182,30 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
     reference_runs = study.completed[reference]
     started = study.started(recipe)
     reference_started = study.started(reference)
-    speed = speed_up(runs, reference_runs, recipes_judged)
-    loss = losses.verdict(runs, reference_runs, recipes_judged)
-    breaches = []
-    remarks = []
+    recorded = runs or [run for run in started if run.record]
+    records = differences(recorded, reference_runs) if recorded else Differences()
+    breaches = records.forbidden
     if runs:
-        found = differences(runs, reference_runs)
-        breaches = broken(runs) + broken(reference_runs) + found.forbidden
-        remarks = found.remarks
+        breaches = broken(runs) + broken(reference_runs) + breaches
+    speed = speed_up(runs, reference_runs, recipes_judged, records.mixed)
+    loss = losses.verdict(runs, reference_runs, recipes_judged)
     unpaired = list(losses.no_pairs(started, reference_started))
-    doubts = unpaired or list(losses.anomalies(runs, reference_runs, loss))
+    strange = list(losses.strange_parts(runs, reference_runs))
+    doubts = unpaired or strange + list(losses.anomalies(runs, reference_runs, loss))
     lost = compare_lost_runs(study, recipe, reference, are_paired=not unpaired)
     doubts += lost.reasons
     if study.on_cpu:
         outcome = Outcome.CPU
+    elif breaches and (lost.diverges or speed.runs > 1):
+        outcome = Outcome.NO_VERDICT
     elif lost.diverges:
         outcome = Outcome.DIVERGED
     elif not runs or is_fp8(reference, reference_started):
         outcome = Outcome.NO_REFERENCE
-    elif breaches and speed.runs > 1:
-        outcome = Outcome.NO_VERDICT
     else:
         outcome = speed_outcome(speed)
     if outcome == Outcome.YES:
-        outcome = loss_outcome(loss, are_paired=not unpaired, has_doubts=bool(doubts))
+        outcome = loss_outcome(loss, are_paired=not unpaired + strange, has_doubts=bool(doubts))
     return Finding(
         recipe=recipe,
         outcome=outcome,
@@ -196,17 +214,19 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
         break_even=break_even(runs, reference_runs, speed),
         # Speeds of a CPU say nothing, and neither does what contradicts them.
         reasons=breaches + ([] if study.on_cpu else speed.caveats) + doubts,
-        remarks=remarks + lost.remarks,
+        remarks=records.remarks + lost.remarks,
     )
 
 
 def speed_outcome(speed: SpeedUp) -> Outcome:
     """Judge the speed alone: `YES` if the recipe is faster.
 
-    There is no plain answer, yes or no, while an honest way to count contradicts it.
+    There is no plain answer, yes or no, while an honest way to count contradicts it. A difference
+    below 1 % may be that of two GPUs of one model.
     """
     ratio = speed.ratio
     slower = ratio.mean < 1 - SMALL
+    faster = ratio.mean > 1 + SMALL
     if not speed.runs:
         return Outcome.TOO_SHORT
     if speed.runs == 1:
@@ -215,13 +235,20 @@ def speed_outcome(speed: SpeedUp) -> Outcome:
         return Outcome.NO_VERDICT if slower else Outcome.NO_PLAIN_YES
     if ratio.as_fast:
         return Outcome.NO_GAIN
-    if not ratio.clear:
-        return Outcome.CANNOT_TELL
-    return Outcome.SLOWER if slower else Outcome.YES
+    if ratio.clear and slower:
+        return Outcome.SLOWER
+    if ratio.clear and faster:
+        return Outcome.YES
+    return Outcome.CANNOT_TELL
 
 
 def loss_outcome(loss: Verdict, are_paired: bool, has_doubts: bool) -> Outcome:
-    """Judge the loss of a recipe that is faster."""
+    """Judge the loss of a recipe that is faster.
+
+    Args:
+        are_paired: whether runs of one seed read the same batches.
+        has_doubts: whether something forbids a plain yes.
+    """
     if loss.word == HIGHER and are_paired:
         return Outcome.HIGHER_LOSS
     if has_doubts:
@@ -255,36 +282,37 @@ def compare_lost_runs(study: Study, recipe: str, reference: str, are_paired: boo
     """
     runs = study.started(recipe)
     reference_runs = study.started(reference)
-    seeds = len(study.file.seeds or {run.seed for run in runs + reference_runs})
-    lost = count_lost(runs, reference_runs if are_paired else [], seeds)
-    reference_lost = count_lost(reference_runs, runs if are_paired else [], seeds)
+    lost = count_lost(runs, reference_runs if are_paired else [])
+    reference_lost = count_lost(reference_runs, runs if are_paired else [])
     reasons = []
     remarks = []
     for cause in lost - reference_lost:
         sentence = (
-            f"it lost {lost[cause]} of {seeds} runs, or an attempt of them "
+            f"it lost {lost[cause]} of {len(runs)} runs, or an attempt of them "
             f"({example(runs, cause)}), and the reference {reference_lost[cause]}"
         )
+        table = [
+            [lost[cause], len(runs) - lost[cause]],
+            [reference_lost[cause], len(reference_runs) - reference_lost[cause]],
+        ]
         if cause == OTHER_TRAINING:
             remarks.append(sentence)
-        elif cause == BY_MACHINE and may_be_chance(lost[cause], reference_lost[cause], seeds):
-            remarks.append(f"{sentence}, which is the fault of machines")
+        elif cause == BY_MACHINE and may_be_chance(table):
+            remarks.append(f"{sentence}, which may be chance")
         else:
             reasons.append(sentence)
     return LostRuns(lost[DIVERGED] > reference_lost[DIVERGED], reasons, remarks)
 
 
-def count_lost(runs: list[Run], reference_runs: list[Run], seeds: int) -> Counter:
+def count_lost(runs: list[Run], reference_runs: list[Run]) -> Counter:
     """Count the lost runs and failed attempts of a recipe by cause.
 
     Args:
         reference_runs: the other recipe's; none if losses of the two recipes do not compare.
-        seeds: how many runs there should be: one of each seed that either recipe has.
     """
     causes = Counter()
     for run in runs:
         causes.update(causes_of(run))
-    causes[NO_RECORD] += max(0, seeds - len(runs))
     causes[DIVERGED] += losses.count_diverged(runs, reference_runs)
     return causes
 
@@ -303,7 +331,12 @@ def causes_of(run: Run) -> set[str]:
 
 
 def cause_of(ending: str) -> str:
-    """Name the cause of an ending: all crashes are one, and so is all that machines do."""
+    """Name the cause of an ending: all crashes are one, and so are all lost records, and all that
+    machines and people stop."""
+    if ending in (UNREADABLE, SHORT_LOG):
+        return NO_RECORD
+    if ending in (INTERRUPTED, KILLED):
+        return BY_MACHINE
     if not ending.startswith("failed"):
         return ending
     if MACHINE_ERROR.search(ending) and not PROGRAM_ERROR.search(ending):
@@ -320,7 +353,10 @@ def example(runs: list[Run], cause: str) -> str:
     return cause
 
 
-def may_be_chance(count: int, reference_count: int, seeds: int) -> bool:
-    """Tell if one recipe may have lost more runs than the other by chance (Fisher's exact test)."""
-    table = [[count, seeds - count], [reference_count, seeds - reference_count]]
+def may_be_chance(table: list[list[int]]) -> bool:
+    """Tell if one recipe may have lost more runs than the other by chance (Fisher's exact test).
+
+    Args:
+        table: lost and other runs of the recipe, then of its reference.
+    """
     return stats.fisher_exact(table, "greater").pvalue > CHANCE

@@ -217,7 +217,6 @@ def anomalies(runs: list[Run], reference_runs: list[Run], judged: Verdict) -> It
             if share > OFTEN:
                 above = f"{FAR:.0%} above its partner's loss in {share:.0%} of its steps"
                 yield f"{run.name} is {above}"
-    yield from strange_parts(runs, reference_runs)
     copied = apart(runs, reference_runs).where(by_seed(runs, "in_fp8")).eq(0).mean().max()
     if copied > COPIED:
         yield f"in {copied:.0%} of a run's steps both recipes have one loss, to the last bit"

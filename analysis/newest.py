@@ -7,13 +7,14 @@ own in extensions/NAME/results/STUDY.
 import os
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 from analysis.packed import read_packed_records
 from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
-from experiments.config.recipes import ROOT, STUDIES, yaml_files
+from experiments.config.recipes import ROOT, STUDIES_FOLDER, yaml_files
 from experiments.records.run import PACKED_RUNS, RUN_RECORD, STUDY_FILE, RunRecord
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 PLACES = ["results", "extensions/*/results"]
 KEPT = "kept"
@@ -56,7 +57,7 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
         if given or {run.recipe for run in found} >= recipes:
             print(
                 f"{folder} lacks completed runs for this notebook, which shows others. To make "
-                f"them: .venv/bin/python -m {command} {study if given else folder}"
+                f"them: {PYTHON} -m {command} {study if given else quote(str(folder))}"
             )
     return results(study, plan)
 
@@ -89,7 +90,7 @@ def _first_record(folder: Path) -> RunRecord:
 
 def _recipes(study: str) -> set[str]:
     """List the recipes of a study; none without a name."""
-    file = yaml_files(STUDIES).get(study)
+    file = yaml_files(STUDIES_FOLDER).get(study)
     return set(read_yaml(file)["recipes"]) if file else set()
 
 

@@ -18,7 +18,8 @@ from analysis.answer import QUESTION, answer, details, limits
 from analysis.comparison import Comparison, compare
 from analysis.study import read_study
 from analysis.table import measured, notes, recipe_table, run_table
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
+from experiments.records.files import disk_full
 from models.errors import InputError
 
 
@@ -65,6 +66,12 @@ def as_json(comparison: Comparison) -> bytes:
     return to_json(content, indent=2, inf_nan_mode="null", fallback=float) + b"\n"
 
 
+def write(path: Path, content: bytes) -> None:
+    """Write a file. Raises OSError, `DiskFull` among them."""
+    with disk_full(path, len(content)):
+        path.write_bytes(content)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("analysis.report", __doc__)
     add = parser.add_argument
@@ -73,20 +80,20 @@ def main(argv: list[str] | None = None) -> int:
     add("--verbose", action="store_true", help="add the other recipes, and each run")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page")
     add("--json", type=Path, metavar="FILE", help="write the figures for programs")
-    args = parser.parse(argv)
+    args = parser.parse_arguments(argv)
     comparison = compare(read_study(*args.RUNS), args.reference)
     print_report(comparison, args.verbose)
     try:
         if args.json:
-            args.json.write_bytes(as_json(comparison))
+            write(args.json, as_json(comparison))
         if args.html:
             from analysis.page import page  # draws figures
 
-            args.html.write_text(page(comparison), encoding="utf-8")
+            write(args.html, page(comparison).encode(errors="backslashreplace"))
     except OSError as error:
         raise InputError(f"{error}: choose another file") from error
-    return COMPLETED
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

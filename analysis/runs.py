@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -39,7 +40,11 @@ MIN_SEEDS = 3  # of each recipe, for a verdict on the loss
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
 # Endings of runs.
 DIVERGED = "diverged"
+INTERRUPTED = "interrupted"
+KILLED = "running or killed"
 NO_RECORD = "left no record"
+UNREADABLE = "unreadable records"
+SHORT_LOG = "too short a log"
 # Columns of a log's table, which has more where extensions add to a log.
 COLUMNS = {"attempt": int, "step": int, "steady": bool, "short": bool}
 COLUMNS |= dict.fromkeys(
@@ -55,7 +60,7 @@ class Run:
         seed: as text, because the seed of an unreadable run is its folder's name; empty if none
             was set.
         path: the run directory; None where there is none.
-        ending: how the run ended, without numbers, so that equal causes are equal texts.
+        ending: how the run ended.
         earlier: how earlier attempts ended that failed or diverged and whose steps were thrown
             away.
         facts: all known values of record, resolved recipe, proof and environment by key.path.
@@ -86,7 +91,7 @@ class Run:
     attempts: list[Attempt] = field(default_factory=list)
     packages: dict[str, dict[str, str] | None] = field(default_factory=dict)
     spans: list[tuple] = field(default_factory=list)
-    steps: pd.DataFrame = field(default_factory=lambda: steps_table(log_table([]), {}))
+    steps: pd.DataFrame = field(default_factory=lambda: no_steps())
     record: RunRecord | None = None
     timings: list[Timing] = field(default_factory=list)
     proof: Proof | None = None
@@ -176,7 +181,7 @@ def make_run(
         proof=proof,
     )
     if run.completed and run.length < record.steps:
-        run.ending = "too short a log"
+        run.ending = SHORT_LOG
     lost = missing_steps(run.steps.index, run.length)
     if run.completed and lost:
         raise RecordError(f"{path / METRICS}: has lost lines: steps {lost} are not on record")
@@ -278,13 +283,18 @@ def joined(records: list[dict]) -> dict[str, Any]:
 
 
 def ending(attempt: Attempt) -> str:
-    """Say how a process ended: its status, and the last line of its error without numbers."""
+    """Say how a process ended: its status, and the last line of its error."""
     if attempt.status == "running":
-        return "running or killed"
+        return KILLED
     if attempt.status == "failed" and attempt.error:
         message = attempt.error.strip().splitlines()[-1]
-        return f"failed: {re.sub('0x[0-9a-f]+|[0-9]+', '#', message)[:200]}"
+        return f"failed: {message[:200]}"
     return attempt.status
+
+
+def mask_numbers(text: str) -> str:
+    """Replace the numbers of a text, so that one cause on several runs is one text."""
+    return re.sub("0x[0-9a-f]+|[0-9]+", "#", text)
 
 
 def read_yaml(path: Path) -> dict:
@@ -308,6 +318,12 @@ def flat(sections: dict) -> dict[str, Any]:
 
 
 # ---- steps ----
+
+
+@cache
+def no_steps() -> pd.DataFrame:
+    """Make the steps of a run without a log, once for all."""
+    return steps_table(log_table([]), {})
 
 
 def log_table(log: list[LogInterval]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from itertools import permutations, product
 from pathlib import Path
 
 from analysis.packed import read_packed_runs
-from analysis.runs import MIN_SEEDS, Run, joined, read_run, read_yaml
+from analysis.runs import MIN_SEEDS, UNREADABLE, Run, joined, read_run, read_yaml
 from experiments.records.run import (
     MANIFEST_OF_LAYOUT_4,
     PACKED_RUNS,
@@ -81,9 +81,12 @@ def read_study(*paths: Path) -> Study:
         if not path.exists():
             raise StudyError(f"{path}: is not there")
     folders = sorted(find_folders(paths))
-    files = [folder / STUDY_FILE for folder in folders if (folder / STUDY_FILE).exists()]
+    studies = [folder for folder in folders if (folder / STUDY_FILE).exists()]
+    # A folder within a study may hold another study.
+    given = {path.resolve() for path in paths}
+    studies = [folder for folder in studies if folder.resolve() in given] or studies
     # Scattered runs have no study.yaml, or several.
-    file = read_study_file(files[0]) if len(files) == 1 else StudyFile()
+    file = read_study_file(studies[0] / STUDY_FILE) if len(studies) == 1 else StudyFile()
     planned = {(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)}
     runs, problems = read_runs(folders, planned)
     if not any(run.record for run in runs):
@@ -156,7 +159,7 @@ def read_runs(folders: list[Path], planned: set[tuple[str, str]]) -> tuple[list[
             problems.append(str(error))
             place = path.parent.name, path.name.removeprefix("seed")
             if is_run and (place in planned or not planned):
-                runs.append(Run(*place, path=path, ending="unreadable records"))
+                runs.append(Run(*place, path=path, ending=UNREADABLE))
     return runs, problems
 
 
@@ -229,7 +232,7 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
     completed = Counter(run.recipe for run in others if run.completed)
     made = {(run.recipe, run.seed) for run in others}
     seeds = {str(seed) for seed in file.seeds} or {run.seed for run in others}
-    sentences = []
+    paths_by_difference: dict[str, list[Path]] = {}
     for run in differing:
         key = first_difference(trainings[run], expected)
         difference = f"{key} is {expected[key]} in {usual.path} and {trainings[run][key]}"
@@ -241,11 +244,24 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
                 f"these are not the runs of one training: {difference} in {run.path}; give the "
                 "folder of one study"
             )
-        sentences.append(f"{run.path}: is {OTHER_TRAINING}: {difference} there")
+        paths_by_difference.setdefault(difference, []).append(run.path)
         if is_missed:
             run.ending = OTHER_TRAINING
             others.append(run)
+    sentences = []
+    for difference, paths in paths_by_difference.items():
+        verb = "is" if len(paths) == 1 else "are"
+        sentences.append(f"{name_paths(paths)}: {verb} {OTHER_TRAINING}: {difference} there")
     return others, sentences
+
+
+def name_paths(paths: list[Path]) -> str:
+    """List paths, several by the folder that they share: `runs/x: baseline/seed0, trial`."""
+    is_mixed = len({path.is_absolute() for path in paths}) > 1
+    if len(paths) == 1 or is_mixed:
+        return ", ".join(map(str, paths))
+    folder = os.path.commonpath(paths) or "."
+    return f"{folder}: {', '.join(os.path.relpath(path, folder) for path in paths)}"
 
 
 def most_usual(runs: list[Run], trainings: dict[Run, dict]) -> Run:

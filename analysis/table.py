@@ -69,7 +69,7 @@ def run_table(comparison: Comparison) -> pd.DataFrame:
     """Write the table of runs, indexed by recipe and seed."""
     facts = measured_runs(comparison).set_index(["recipe", "seed"])
     words = {key: facts[key].map(form.format, "ignore") for key, form in FORMATS.items()}
-    return pd.DataFrame(words).fillna("-")
+    return pd.DataFrame(words, dtype=object).fillna("-")
 
 
 # ---- a row a recipe ----

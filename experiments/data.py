@@ -4,18 +4,18 @@
 
 Example: python -m experiments.data prepare baseline --overlay alps data.cache_dir=/scratch/tokens
 
-Exit codes: 0 written, or there already; 2 for bad input.
+Exit codes: 0 if the token file exists at the end, 2 for bad input.
 """
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("experiments.data", __doc__)
     parser.add_argument("command", choices=["prepare"])
     parser.add_recipe()
-    args = parser.parse(argv)
+    args = parser.parse_arguments(argv)
     config = recipes.load(args.name, args.overlay, args.overrides).config
 
     # torch: seconds, which a misspelt name need not wait for
@@ -24,10 +24,10 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.corpus import rows, tokens
 
     init_logger()
-    token_file = tokens.prepare(config)
-    print(f"{rows.describe(token_file, config)}\n{token_file.path}")
-    return COMPLETED
+    token_file = tokens.prepare_token_file(config)
+    print(f"{rows.describe_data(token_file, config)}\n{token_file.path}")
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

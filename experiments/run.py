@@ -1,10 +1,10 @@
 """Run one recipe, in this process.
 
     python -m experiments.run NAME [--overlay O]… [--seed K] [--out DIR] [key.path=value …]
-    python -m experiments.run DIR        goes on with the run of this folder, by its recipe.yaml;
+    python -m experiments.run DIR        resumes the run of this folder, by its recipe.yaml;
                                          training.steps=N makes an unfinished one longer
 
-Started again on the same folder, an interrupted run goes on from its last checkpoint; without
+Started again on the same folder, an interrupted run resumes from its last checkpoint; without
 checkpoints, as in base.yaml, it begins again.
 
 Example: python -m experiments.run baseline_compiled --overlay cpu training.steps=200
@@ -19,32 +19,38 @@ import sys
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.jobs.command import COMPLETED, CommandLine, Stop, check_alone, leave
+from experiments.jobs.command import (
+    EXIT_COMPLETED,
+    CommandLine,
+    StopRequest,
+    exit_with,
+    require_single_process,
+)
 from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 
-# OpenMP's threads spin so many turns before they sleep. With libgomp's own 300,000 they keep cores
-# that other processes need (tests/benchmarks/busy_machine.py)
-SPINS = 10_000
+# OpenMP's threads spin so many turns before they sleep. With the 300,000 turns of libgomp they hold
+# cores that other processes need (tools/benchmarks/busy_machine.py)
+OPENMP_SPINS = 10_000
 
 
 def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    args = _command_line().parse(arguments)
+    args = _make_command_line().parse_arguments(arguments)
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))  # read while torch is imported
-    # Compiled kernels are kept from run to run; a study gives each of its runs an empty folder
+        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_SPINS))  # read while torch is imported
+    # Runs share their compiled kernels, except in a study, which gives each run an empty folder
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(recipes.ROOT / ".cache/inductor"))
-    stop = Stop()
+    stop = StopRequest()
     stop.listen()
-    recipe, out = _resolve(args)
-    start = recipe.hook("start")  # of a run of several processes
-    if not start:
-        check_alone()
+    recipe, out = _resolve_recipe(args)
+    start_processes = recipe.find_hook("start")
+    if not start_processes:
+        require_single_process()
     elif not args.dry_run:
-        code = start(recipe, arguments, out, stop)
-        if code is not None:
-            return code
+        exit_code = start_processes(recipe, arguments, out, stop)
+        if exit_code is not None:
+            return exit_code
 
     # torch: seconds, which a misspelt name need not wait for
     from experiments.corpus.rows import open_data
@@ -53,48 +59,57 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.training.plan import plan
 
     TIMELINE.mark("import")
-    planned = plan(recipe)
-    findings = [("model", planned.description), *check_here(planned)]
+    run_plan = plan(recipe)
+    findings = [("model", run_plan.description), *check_here(run_plan)]
     TIMELINE.mark("setup")
-    planned, data = open_data(planned)
-    findings.append(("data", data))
+    run_plan, data_description = open_data(run_plan)
+    findings.append(("data", data_description))
     TIMELINE.mark("data")
     if args.dry_run:
         for topic, finding in findings:
             print(f"{topic:<8} {finding}")
-        return COMPLETED
+        return EXIT_COMPLETED
 
     from experiments.training import attempt
 
     TIMELINE.mark("import")
-    return recipe.hook("run", attempt.run)(planned, findings, out, stop)
+    return attempt.run(run_plan, findings, out, stop)
 
 
-def _command_line() -> CommandLine:
+def _make_command_line() -> CommandLine:
     parser = CommandLine("experiments.run", __doc__)
     parser.add_recipe()
-    add = parser.add_argument
-    add("--seed", metavar="K", help="seed of weights and data order")
-    add("--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)")
-    add("--dry-run", action="store_true", help="check recipe, machine and data; train nothing")
+    parser.add_argument("--seed", metavar="K", help="seed of weights and data order")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="run directory (default: a new one under runs/)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check recipe, machine and data; train nothing"
+    )
     return parser
 
 
-def _resolve(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
-    """Resolve the named recipe, or the one of a run's folder; return it and the run's folder.
+def _resolve_recipe(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | None]:
+    """Resolve the named recipe, or the recipe of a run's folder; return it and the run's folder.
 
-    None: the run gets a new folder.
+    None instead of a folder: the run gets a new one.
     """
-    file = os.path.join(args.name, RECIPE)  # os.path takes names of any length
-    there = os.path.exists(file)
-    out = args.out or (Path(args.name) if there else None)
+    recipe_name = args.name
+    out = args.out
+    recipe_file = os.path.join(args.name, RECIPE)  # os.path takes names of any length
+    is_run_folder = os.path.exists(recipe_file)
+    if is_run_folder:
+        recipe_name = recipe_file
+        out = out or Path(args.name)
     if out:
         check_layout(out)
-    if not there and args.name not in recipes.yaml_files(recipes.RECIPES):
+    if not is_run_folder and args.name not in recipes.yaml_files(recipes.RECIPES):
         check_mark(Path(args.name), "run", RECIPE)
-    overrides = args.overrides + ([f"debug.seed={args.seed}"] if args.seed else [])
-    return recipes.load(file if there else args.name, args.overlay, overrides), out
+    overrides = list(args.overrides)
+    if args.seed:
+        overrides.append(f"debug.seed={args.seed}")
+    return recipes.load(recipe_name, args.overlay, overrides), out
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -27,30 +27,31 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
-    dump,
-    find,
+    dump_yaml,
+    find_by_name,
     read_file,
     read_override,
-    validated,
+    validate_layer,
     yaml_files,
 )
 from experiments.jobs.command import (
-    COME_BACK,
-    COMPLETED,
-    FAILED,
-    FOR_GOOD,
+    EXIT_COMPLETED,
+    EXIT_FAILED,
+    EXIT_RESUME,
+    EXIT_STOPPED,
     CommandLine,
-    Stop,
-    check_alone,
-    leave,
-    seeds,
+    StopRequest,
+    exit_with,
+    parse_seeds,
+    require_single_process,
 )
-from experiments.jobs.runner import Job, compile_folders, run_all
+from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
 from experiments.records.files import (
     check_folder,
     check_mark,
     dated_folder,
     lock_folder,
+    make_dated_folder,
     write_whole,
 )
 from experiments.records.run import (
@@ -63,19 +64,19 @@ from experiments.records.run import (
     last_step,
     read_run_record,
 )
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 if TYPE_CHECKING:
     from experiments.training.plan import Plan
 
-DEFAULT = "four_way"
-AUTO = "auto"  # in place of overlays: what this machine can hold
-PROGRAM = ".venv/bin/python -m experiments.study"
-JOB = "sbatch launch/alps_fp8.sbatch"
-FOR_A_VERDICT = 3  # seeds
+DEFAULT_STUDY = "four_way"
+AUTO_SIZE = "auto"  # in place of overlays: what this machine can hold
+STUDY_COMMAND = f"{PYTHON} -m experiments.study"
+SLURM_COMMAND = "sbatch launch/alps_fp8.sbatch"
+SEEDS_FOR_VERDICT = 3
 
 
-class Study(BaseModel):
+class StudyPlan(BaseModel):
     """A study's YAML."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -87,13 +88,14 @@ class Study(BaseModel):
     overlays: list[str]
     overrides: list[str] = []
 
-    def runs(self) -> list[tuple[str, int]]:
+    def list_runs(self) -> list[tuple[str, int]]:
         """List (recipe, seed), each once, in the order of their runs.
 
-        A seed's recipes come one after the other. Recipes rotate from seed to seed: otherwise a
-        recipe could keep to one of several GPUs.
+        A seed's recipes come one after the other. Recipes rotate from seed to seed, so that a
+        recipe does not run on the same one of several GPUs every time.
         """
-        names, runs = list(dict.fromkeys(self.recipes)), []
+        names = list(dict.fromkeys(self.recipes))
+        runs = []
         for seed in dict.fromkeys(self.seeds):
             runs += [(name, seed) for name in names]
             names = names[1:] + names[:1]
@@ -101,188 +103,268 @@ class Study(BaseModel):
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = _command_line().parse(argv)
-    stop = Stop()
+    args = _make_command_line().parse_arguments(argv)
+    stop = StopRequest()
     stop.listen()
-    check_alone()
-    study, out = _resolve(args)
-    plans = _plan(study, args.dry_run)
-    runs = _runs_to_make(study, plans, out)
+    require_single_process()
+    study, out = _resolve_study(args)
+    plans = _prepare_plans(study, args.dry_run)
+    if out is None and args.dry_run:
+        out = dated_folder(_list_names(args)[0])
+    elif out is None:
+        out = make_dated_folder(_list_names(args)[0])
+    runs = _list_incomplete_runs(study, plans, out)
     if args.dry_run:
         for run in runs:
-            work = plans[run.directory.parent.name].description
-            print(f"would run {run.title}: {run.steps} steps, {work}, into {run.directory}")
-        return COMPLETED
+            print(
+                f"would run {run.title}: {run.steps} steps, {run.description}, into {run.directory}"
+            )
+        return EXIT_COMPLETED
     with lock_folder(out, "study"):
-        write_whole(out / STUDY_FILE, dump(study.model_dump()))
+        write_whole(out / STUDY_FILE, dump_yaml(study.model_dump()))
         run_all(runs, stop)
-        codes = {run.code for run in runs} - {COMPLETED}
-        steps = min(plan.config.training.steps for plan in plans.values())
-        reported = COMPLETED if codes and stop.code else _report(study, steps, out, args.verbose)
-    if not codes:
-        return reported
+        failure_codes = {run.exit_code for run in runs} - {EXIT_COMPLETED}
+        report_code = EXIT_COMPLETED
+        if not (failure_codes and stop.exit_code):
+            min_steps = min(plan.config.training.steps for plan in plans.values())
+            report_code = _report_study(study, min_steps, out, args.verbose)
+    if not failure_codes:
+        return report_code
     print(f"Not all runs completed; to resume them: {choose_command()} {quote(str(out))}")
-    return next((code for code in (FOR_GOOD, COME_BACK) if code in (stop.code, *codes)), FAILED)
+    exit_codes = {stop.exit_code, *failure_codes}
+    if EXIT_STOPPED in exit_codes:
+        return EXIT_STOPPED
+    if EXIT_RESUME in exit_codes:
+        return EXIT_RESUME
+    return EXIT_FAILED
 
 
-def _command_line() -> CommandLine:
+def _make_command_line() -> CommandLine:
     parser = CommandLine("experiments.study", __doc__, takes_keys=True)
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a study, recipes, or an unfinished study's folder"
     )
     parser.add_overlays()
-    add("--seeds", type=seeds, metavar="N", help="how many, from 0; or a list of them, as 0,1,2")
-    add("--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)")
-    add("--dry-run", action="store_true", help="check recipes and data; list what would run")
-    add("--verbose", action="store_true", help="print what the answer rests on too")
+    parser.add_argument(
+        "--seeds",
+        type=parse_seeds,
+        metavar="N",
+        help="how many, from 0; or a list of them, as 0,1,2",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="directory (default: a new one under runs/)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check recipes and data; list what would run"
+    )
+    parser.add_argument("--verbose", action="store_true", help="print what the answer rests on too")
     return parser
 
 
 # ---- resolve ----
 
 
-def _resolve(args: argparse.Namespace) -> tuple[Study, Path]:
-    """Make the study of the command line, or read the one to go on with; name its folder.
+def _list_names(args: argparse.Namespace) -> list[str]:
+    """List the study or the recipes of the command line."""
+    return [word for word in args.names if "=" not in word] or [DEFAULT_STUDY]
 
-    If the folder has the study already, seeds of the command line are added to the study's. Raises
-    `InputError` for a seed among the keys, and if the folder holds another study.
+
+def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path | None]:
+    """Plan the study of the command line, or read the study to resume; name its folder.
+
+    None instead of a folder: the study gets a new one. The folder may have the study already: then
+    the seeds of both are joined. Raises `InputError` for a seed among the keys, and if the folder
+    holds another study.
     """
-    # os.path, which takes names of any length: an override may have more than 255 characters
+    # os.path takes names of any length: an override may have more than 255 characters
     if args.names and os.path.exists(os.path.join(args.names[0], STUDY_FILE)):
-        overrides, out = args.names[1:], args.out or Path(args.names[0])
-        study = read(Path(args.names[0], STUDY_FILE))
+        folder = Path(args.names[0])
+        overrides = args.names[1:]
+        study = read_study_plan(folder / STUDY_FILE)
+        out = args.out or folder
     else:
-        overrides = [name for name in args.names if "=" in name]
-        names = [name for name in args.names if "=" not in name] or [DEFAULT]
-        study, out = load(names), args.out or dated_folder(names[0])
-    check_folder(out, "study", STUDY_FILE)
-    if (out / PACKED_RUNS).exists():
-        raise InputError(
-            f"{out} holds a study that is kept in two files, and no runs go on there: to read it, "
-            f"python -m analysis.report {quote(str(out))}; to train it again, choose another --out"
-        )
+        overrides = [word for word in args.names if "=" in word]
+        study = load_study_plan(_list_names(args))
+        out = args.out
+    if out is not None:
+        check_folder(out, "study", STUDY_FILE)
+        if (out / PACKED_RUNS).exists():
+            raise InputError(
+                f"{out} holds a study that is kept in two files, and no runs resume there: to read "
+                f"it, {PYTHON} -m analysis.report {quote(str(out))}; to train it again, choose "
+                "another --out"
+            )
+    _refuse_seed(overrides)
+    study.overlays = args.overlay or study.overlays
+    study.overrides = study.overrides + overrides
+    study.seeds = args.seeds or study.seeds
+    if study.overlays == [AUTO_SIZE]:
+        study.overlays = _choose_overlays(study)
+    if out is not None and (out / STUDY_FILE).exists():
+        _join_started_study(study, out)
+    return study, out
+
+
+def _refuse_seed(overrides: list[str]) -> None:
+    """Raise `InputError` for a seed among the keys of the command line."""
     for override in overrides:
         seed = read_override(override).get("debug.seed")
         if seed:
             raise InputError(f"debug.seed: a study sets it; say --seeds {seed.value},")
-    study.overlays = args.overlay or study.overlays
-    study.overrides = study.overrides + overrides
-    study.seeds = args.seeds or study.seeds
-    if study.overlays == [AUTO]:
-        # torch: seconds, not for a wrong name
-        from experiments.training.machine import check_driver
-        from experiments.training.sizes import choose_size
-
-        check_driver()
-        names = dict.fromkeys([study.reference, *study.recipes])
-        study.overlays, why = choose_size([*names], study.overrides)
-        print(f"Size: {why}; --overlay chooses another.")
-    if (out / STUDY_FILE).exists():
-        started = read(out / STUDY_FILE)
-        started.seeds = study.seeds = [*dict.fromkeys(started.seeds + study.seeds)]
-        if started != study:
-            raise InputError(
-                f"{out} holds another study: choose another --out, or go on with that one, and "
-                f"more --seeds if you like: {choose_command()} {quote(str(out))}"
-            )
-    return study, out
 
 
-def load(names: list[str]) -> Study:
-    """Read the study of this name, or make a study of these recipes.
+def _choose_overlays(study: StudyPlan) -> list[str]:
+    """Choose the overlays of the size that suits this machine, and print the size."""
+    # torch: seconds, which a misspelt name need not wait for
+    from experiments.training.machine import check_driver
+    from experiments.training.sizes import choose_size
+
+    check_driver()
+    names = dict.fromkeys([study.reference, *study.recipes])
+    overlays, reason = choose_size([*names], study.overrides)
+    print(f"Size: {reason}; --overlay chooses another.")
+    return overlays
+
+
+def _join_started_study(study: StudyPlan, out: Path) -> None:
+    """Add the seeds of the study in the folder. Raises `InputError` for a different study."""
+    started_study = read_study_plan(out / STUDY_FILE)
+    if set(study.seeds) < set(started_study.seeds):
+        seeds = ", ".join(map(str, started_study.seeds))
+        print(f"The study keeps its seeds {seeds}: --seeds adds seeds and removes none.")
+    study.seeds = [*dict.fromkeys(started_study.seeds + study.seeds)]
+    started_study.seeds = study.seeds
+    if started_study != study:
+        raise InputError(
+            f"{out} holds another study: choose another --out, or go on with that one, and more "
+            f"--seeds if you like: {choose_command()} {quote(str(out))}"
+        )
+
+
+def load_study_plan(names: list[str]) -> StudyPlan:
+    """Read the study of this name, or plan a study of these recipes.
 
     Raises `InputError` with file and line, or with the nearest names.
     """
-    known, there = yaml_files(recipes.RECIPES), yaml_files(recipes.STUDIES)
-    kind = f"recipe in {recipes.RECIPES.name}/, study, or folder with a {STUDY_FILE}"
-    if len(names) > 1:
-        kind, there = "recipe, and a study cannot be combined", {}
-    if names[0] in there:
-        return read(there[names[0]])
+    recipe_files = yaml_files(recipes.RECIPES)
+    study_files = yaml_files(recipes.STUDIES_FOLDER)
+    if len(names) == 1 and names[0] in study_files:
+        return read_study_plan(study_files[names[0]])
+    if len(names) == 1:
+        kind = f"recipe in {recipes.RECIPES.name}/, study, or folder with a {STUDY_FILE}"
+        choices = study_files | recipe_files
+    else:
+        kind = "recipe, and a study cannot be combined"
+        choices = recipe_files
     for name in names:
-        if name not in there | known:
+        if name not in choices:
             check_mark(Path(name), "study", STUDY_FILE)
-        find(kind, name, there | known)
-    by_preference = ["baseline", "baseline_compiled", *names]
-    return Study(
+        find_by_name(kind, name, choices)
+    if "baseline" in names:
+        reference = "baseline"
+    elif "baseline_compiled" in names:
+        reference = "baseline_compiled"
+    else:
+        reference = names[0]
+    return StudyPlan(
         description=", ".join(names),
         recipes=names,
-        reference=next(name for name in by_preference if name in names),
+        reference=reference,
         seeds=[0],
-        overlays=[AUTO],
+        overlays=[AUTO_SIZE],
     )
 
 
-def read(path: Path, kind: type[Study] = Study) -> Study:
-    """Read one file as a study of a `kind`. Raises `InputError` with file and line."""
-    keys = read_file(path)
-    study = validated(kind.model_validate, keys, kind.model_fields)
-    known = yaml_files(recipes.RECIPES)
+def read_study_plan(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> StudyPlan:
+    """Read one file as a `plan_class`. Raises `InputError` with file and line."""
+    layer = read_file(path)
+    study = validate_layer(plan_class.model_validate, layer, plan_class.model_fields)
+    recipe_files = yaml_files(recipes.RECIPES)
+    recipes_origin = f"{layer['recipes'].origin}: recipes: "
     for name in study.recipes:  # no paths: each recipe has a folder of its name
-        find("recipe", name, known, f"{keys['recipes'].origin}: recipes: ")
-    its_own, origin = dict.fromkeys(study.recipes), f"{keys['reference'].origin}: reference: "
-    find("recipe of this study", study.reference, its_own, origin)
+        find_by_name("recipe", name, recipe_files, recipes_origin)
+    study_recipes = dict.fromkeys(study.recipes)
+    reference_origin = f"{layer['reference'].origin}: reference: "
+    find_by_name("recipe of this study", study.reference, study_recipes, reference_origin)
     return study
 
 
 # ---- plan ----
 
 
-def _plan(study: Study, dry_run: bool) -> dict[str, "Plan"]:
+def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "Plan"]:
     """Plan the runs of each recipe, check this machine, and write missing token files.
 
-    The token files are written here, so that no run's time holds that. A dry run on a machine
-    without a GPU checks no machine: another one may train.
+    No run's time includes the writing of a token file. A dry run on a machine without a GPU does
+    not check the machine: another one may train.
     """
     from experiments.corpus.rows import open_data
     from experiments.training.machine import check_driver, check_units
     from experiments.training.plan import plan
     from models import device
 
-    loaded = recipes.load_compared(study.recipes, study.overlays, study.overrides)
+    loaded = recipes.load_recipes(study.recipes, study.overlays, study.overrides)
     plans = {name: plan(recipe) for name, recipe in loaded.items()}
-    untried = device.describe_untried_torch()
-    if untried:
-        print(f"Warning: torch {untried}.")
+    untried_torch = device.describe_untried_torch()
+    if untried_torch:
+        print(f"Warning: torch {untried_torch}.")
     if not (dry_run and device.TYPE == "cpu"):
         check_driver()
-        caches = compile_folders()
-        for planned in plans.values():
-            check_units(planned, caches)
-    for name, planned in plans.items():
-        plans[name], finding = open_data(planned)
-    print(f"Data: {finding}.")
-    return plans
+        compile_folders = list_compile_folders()
+        for recipe_plan in plans.values():
+            check_units(recipe_plan, compile_folders)
+    plans_with_data = {}
+    data_descriptions = []
+    for name, recipe_plan in plans.items():
+        plans_with_data[name], description = open_data(recipe_plan)
+        data_descriptions.append(description)
+    for description in dict.fromkeys(data_descriptions):
+        print(f"Data: {description}.")
+    return plans_with_data
 
 
-def _runs_to_make(study: Study, plans: dict[str, "Plan"], out: Path) -> list[Job]:
-    """List the runs still to make, and print their number and the folders of complete runs.
+def _list_incomplete_runs(
+    study: StudyPlan, plans: dict[str, "Plan"], out: Path
+) -> list[RunProcess]:
+    """List the runs that are not complete; print their number and the folders of complete runs.
 
     Raises `InputError` for a folder with a run of another recipe.
     """
     runs = []
-    for name, seed in study.runs():
-        folder, plan = out / name / f"seed{seed}", plans[name]
+    for name, seed in study.list_runs():
+        folder = out / name / f"seed{seed}"
+        plan = plans[name]
         recipe = plan.recipe.with_seed(seed)
-        recipes.check_recipe(folder, recipe)
-        if _completed(folder):
-            lost = [name for name in (RECIPE, METRICS) if not (folder / name).exists()]
-            print(f"complete already: {folder}")
-            if lost:
-                print(f"It lost {' and '.join(lost)}: to make the run again, delete that folder")
+        recipes.require_same_recipe(folder, recipe)
+        if _is_completed(folder):
+            _report_complete_run(folder)
             continue
-        text, steps = recipes.to_yaml(recipe), plan.config.training.steps
-        title, before = f"{name} seed {seed}", last_step(folder)
-        runs.append(Job(title, folder, text, steps, plan.world_size, before))
+        run = RunProcess(
+            title=f"{name} seed {seed}",
+            directory=folder,
+            recipe=recipes.to_yaml(recipe),
+            steps=plan.config.training.steps,
+            world_size=plan.world_size,
+            description=plan.description,
+            steps_before=last_step(folder),
+        )
+        runs.append(run)
     print(f"Runs to make: {len(runs)}, into {out}")
     return runs
 
 
-def _completed(run: Path) -> bool:
+def _report_complete_run(folder: Path) -> None:
+    """Print the folder of a complete run, and which of its files are missing."""
+    print(f"complete already: {folder}")
+    missing = [name for name in (RECIPE, METRICS) if not (folder / name).exists()]
+    if missing:
+        print(f"It lost {' and '.join(missing)}: to make the run again, delete that folder")
+
+
+def _is_completed(folder: Path) -> bool:
     try:
-        record = read_run_record(run)
-    except RecordError:  # the run itself says what is wrong with its folder
+        record = read_run_record(folder)
+    except RecordError:  # the run itself reports the fault of its folder
         return False
     return bool(record) and record.status == "completed"
 
@@ -290,48 +372,55 @@ def _completed(run: Path) -> bool:
 # ---- report ----
 
 
-def is_job() -> bool:
-    """Look for a job of Slurm. The node it was submitted on may lack the job's Python."""
+def is_slurm_job() -> bool:
+    """True in a job of Slurm. The node that submitted the job may lack the job's Python."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def choose_command() -> str:
-    """Choose the command to resume a study: here, or by a job."""
-    return JOB if is_job() else PROGRAM
+    """Choose the command that resumes a study: on this machine, or by a job."""
+    return SLURM_COMMAND if is_slurm_job() else STUDY_COMMAND
 
 
-def _report(study: Study, steps: int, out: Path, verbose: bool) -> int:
-    """Print the answer, write the page, and say what to look at next.
+def _report_study(study: StudyPlan, min_steps: int, out: Path, verbose: bool) -> int:
+    """Print the answer, write the page, and print the next commands.
 
     A report that fails costs no run. Returns the exit code.
+
+    Args:
+        min_steps: the number of steps of the shortest runs.
     """
-    folder, page = quote(str(out)), out / "report.html"
+    folder = quote(str(out))
+    page = out / "report.html"
     try:
         from analysis import report  # pandas: a second
         from analysis.runs import MIN_STEPS
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
-        again = f".venv/bin/python -m analysis.report {folder} --html {quote(str(page))}"
-        if is_job():
-            again = f"{JOB} {folder}"
+        report_command = f"{PYTHON} -m analysis.report {folder} --html {quote(str(page))}"
+        if is_slurm_job():
+            report_command = f"{SLURM_COMMAND} {folder}"
         print(
             f"All runs are kept, but their report failed ({type(error).__name__}: {error}): once "
-            f"that is fixed, {again}"
+            f"that is fixed, {report_command}"
         )
-        return FAILED
-    notebooks = f"make lab RUNS={folder}"
-    if is_job():  # nobody sits at this machine
+        return EXIT_FAILED
+    notebook_command = f"make lab RUNS={folder}"
+    curve_command = f"{PYTHON} -m tensorboard.main"
+    if is_slurm_job():  # the user copies the results to another machine
         folder = f"runs/{quote(out.name)}"
         source = quote(f"CLUSTER:{out.absolute()}")
-        notebooks = f"at home: rsync -a --exclude checkpoint {source} runs/"
-        notebooks += f" && make lab RUNS={folder}"
-    print(f"\nPage       {page}\nNotebooks  {notebooks}")
-    print(f"Curves     .venv/bin/tensorboard --logdir {folder}")
-    if len(study.seeds) < FOR_A_VERDICT and steps >= MIN_STEPS:
-        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {FOR_A_VERDICT}")
-    return COMPLETED
+        notebook_command = (
+            f"at home: rsync -a --exclude checkpoint {source} runs/ && make lab RUNS={folder}"
+        )
+        curve_command = ".venv/bin/tensorboard"
+    print(f"\nPage       {page}\nNotebooks  {notebook_command}")
+    print(f"Curves     {curve_command} --logdir {folder}")
+    if len(study.seeds) < SEEDS_FOR_VERDICT and min_steps >= MIN_STEPS:
+        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {SEEDS_FOR_VERDICT}")
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -3,7 +3,7 @@
 #   requirements-tools.txt; where no package index can be reached, with what is there, if that is enough for a study.
 #   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages. What
 #   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, but for torchao.
-#   Without a GPU, torch is that of constraints-cpu.txt, as PyTorch's own CPU wheel if its index answers within three
+#   Without a GPU, torch is that of constraints-cpu.txt, as PyTorch's own CPU wheel if its index answers within ten
 #   seconds; with a GPU it is the newest within constraints.txt. Where uv is installed, it replaces pip.
 #   A driver older than 580 gets a torch for CUDA 12. GPU=1 takes the GPU's torch where there is no GPU, as `sbatch` does,
 #   which a cluster's login node has; GPU=0 takes the CPU's.
@@ -92,13 +92,25 @@ if ! lost=$("$PYTHON" launch/lost_files.py "$venv" 2>&1); then
   exit 2
 fi
 own_torch=$("$PYTHON" -c "$find_torch" 2>/dev/null) || code=$?
+[ -e "$venv" ] || new_venv=$venv
+# Half an environment would be in the way of the next installation; what pip has downloaded stays in its cache
+stop() {
+  [ -z "${new_venv-}" ] || rm -rf "$new_venv"
+  echo "stopped; to install: make install" >&2
+  exit 130
+}
+trap stop INT TERM
+make_venv() { # OPTION…: shows an error, and no traceback after Ctrl-C
+  local errors
+  errors=$("$PYTHON" -m venv "$@" "$venv" 2>&1) || { echo "$errors" >&2 && exit 2; }
+}
 if [ "$("$PYTHON" -c 'import sys; print(sys.prefix)')" -ef "$venv" ]; then
   echo "bringing $venv, which is activated, up to date"
 elif [ "$code" = 0 ] && can_use_gpu; then
   echo "keeping this Python's torch $own_torch"
   shared=$("$PYTHON" -c "$share") sees=()
   [ -n "$shared" ] || sees=(--system-site-packages)
-  "$PYTHON" -m venv "${sees[@]}" "$venv"
+  make_venv "${sees[@]}"
   for packages in "$venv"/lib/python3*/site-packages; do echo "$shared" >"$packages/shared.pth"; done
   if "$PYTHON" -c 'import setuptools' 2>/dev/null; then # an older one that venv brings along would hide it
     "$python" -m pip uninstall -qq --yes setuptools 2>/dev/null || true
@@ -113,7 +125,7 @@ elif wheels_fit; then
     echo "this Python's torch $own_torch cannot use the GPU, so $venv gets another torch"
     unset PIP_CONSTRAINT # which would pin that torch
   fi
-  "$PYTHON" -m venv "$venv"
+  make_venv
   rm -f "$keep" "$venv"/lib/python3*/site-packages/shared.pth
 else
   echo "error: torch's wheels need glibc 2.28 or newer on x86_64 or aarch64, and this is $(libc) on $(uname -m): use a" \
@@ -122,7 +134,7 @@ else
 fi
 options=() asked=requirements.txt size="about 3 GB to download" # torch with its CUDA packages
 wheels=https://download.pytorch.org/whl release=''
-answers='import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=3)'
+answers='import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=10)'
 # the newest torch that was tried; one that the environment has already stays, however new
 limit_torch() { "$python" -c "$find_torch" >/dev/null 2>&1 || options=(-c constraints.txt); }
 # takes PyTorch's own index too, if it can be reached
@@ -152,10 +164,19 @@ elif [ -z "${GPU-}" ] && command -v sbatch >/dev/null; then
   limit_torch
   echo "no GPU here, but sbatch: torch for the GPUs of the cluster's nodes; \`rm -r $venv && GPU=0 make install\` takes the CPU's"
 else
-  options=(-c constraints-cpu.txt) size="0.6 GB to download, or 3 GB where the package index has torch for CUDA only"
+  options=(-c constraints-cpu.txt)
   add_index cpu
-  [ ${#options[@]} -eq 2 ] || size="0.6 GB to download"
-  echo "no GPU here: torch as in constraints-cpu.txt"
+  if [ ${#options[@]} -gt 2 ]; then
+    size="0.6 GB to download"
+    echo "no GPU here: torch as in constraints-cpu.txt, for the CPU, of $wheels/cpu"
+  else
+    size="0.6 GB to download, or 3 GB where the package index has torch for CUDA only"
+    echo "no GPU here: torch as in constraints-cpu.txt, of the package index, because $wheels/cpu does not answer"
+  fi
+fi
+if [[ $PWD/$venv =~ [[:space:]\'\"\\] ]]; then
+  echo "warning: torch cannot compile in a path with spaces or quotes, so only recipes that are not compiled will run in" \
+    "$PWD: move the repository to a path without them and run \`make install\` there" >&2
 fi
 echo "installing into $venv, a minute or two: $size"
 options+=(-r "$asked" -r requirements-tools.txt)

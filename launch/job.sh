@@ -73,7 +73,7 @@ find_container() {
   local option word
   container=() mounts=()
   command -v srun >/dev/null ||
-    die "srun is not here, as inside a container: start the study with .venv/bin/python -m experiments.study"
+    die "srun is not here, as inside a container: start the study with ${PYTHON:-.venv/bin/python} -m experiments.study"
   option=$(edf_option)
   if [ -z "$option" ]; then
     echo "no container (srun has no --environment): the step runs on the node itself"

@@ -1,11 +1,11 @@
-"""Look for packages of a virtual environment whose files are gone.
+"""Look for packages of a virtual environment with missing files.
 
     python3 launch/lost_files.py .venv
 
 A scratch file system that is cleaned deletes files and leaves folders: pip then takes a package for
 installed, and Python takes its empty folder for a package.
 
-Exit codes: 0 if all files are there, or no environment, 1 if some are gone.
+Exit codes: 0 if all files exist, or no environment does; 1 if some are missing.
 """
 
 import csv
@@ -15,32 +15,38 @@ from collections import defaultdict
 from pathlib import Path
 
 
-def find_lost(packages: Path) -> list[str]:
-    """List the files of packages' RECORDs not in a site-packages folder.
+def find_missing_files(packages: Path) -> list[str]:
+    """List the files that packages have recorded (RECORD) and that a site-packages folder lacks.
 
     Compiled files (.pyc) do not count: Python writes them again.
     """
-    lost, recorded = [], defaultdict(set)
+    missing_files = []
+    recorded_names = defaultdict(set)  # by folder
     for package in packages.glob("*.dist-info"):
         record = package / "RECORD"
         if not record.exists():
-            lost.append(f"{package.name}/RECORD")
+            missing_files.append(f"{package.name}/RECORD")
             continue
         for name, *_ in csv.reader(record.read_text("utf-8").splitlines()):
             if not name.startswith(("..", "/")) and not name.endswith(".pyc"):
-                recorded[os.path.dirname(name)].add(os.path.basename(name))
-    for folder, files in recorded.items():  # listed once, as a cluster's file system is slow
-        there = os.listdir(packages / folder) if (packages / folder).is_dir() else []
-        lost += [f"{folder}/{file}" for file in files.difference(there)]
-    return lost
+                recorded_names[os.path.dirname(name)].add(os.path.basename(name))
+    # A cluster's file system is slow, so each folder is listed once
+    for folder, names in recorded_names.items():
+        path = packages / folder
+        existing_names = os.listdir(path) if path.is_dir() else []
+        missing_files += [f"{folder}/{name}" for name in names.difference(existing_names)]
+    return missing_files
 
 
 environment = Path(sys.argv[1])
-lost = []
+missing_files = []
 for packages in environment.glob("lib/python3*/site-packages"):
-    lost += find_lost(packages)
+    missing_files += find_missing_files(packages)
 python = environment / "bin/python"
-if lost:
-    sys.exit(f"{len(lost)} files of {environment}'s packages are gone, such as {min(lost)}")
+if missing_files:
+    sys.exit(
+        f"{len(missing_files)} files of {environment}'s packages are gone, such as "
+        f"{min(missing_files)}"
+    )
 if python.is_symlink() and not python.exists():
     sys.exit(f"{python} links to {os.readlink(python)}, which is gone")

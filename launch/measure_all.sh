@@ -51,7 +51,7 @@ done
 version=$("$python" -c 'from importlib.metadata import version; print(version("torch").split("+")[0])') ||
   die "$python has no torch: run \`make install\`, or name another Python with PYTHON=..."
 # The number of GPUs and the first one's name in models/gpus.py, as runs find them
-ask='from experiments.jobs.command import leave; from experiments.training.machine import print_gpus; leave(print_gpus)'
+ask='from experiments.jobs.command import exit_with; from experiments.training.machine import print_gpus; exit_with(print_gpus)'
 answer=$("$python" -c "$ask") || [ -n "$dry_run" ] || exit 2
 read -r gpus found <<<"${answer:-0 None}"
 [ -n "$dry_run" ] || [ "$gpus" -gt 0 ] || die "no GPU here: --dry-run lists what a machine with GPUs would run"
@@ -60,12 +60,12 @@ at=${at:-${gpu}_$(date +%F)_torch$version}
 
 run() { # COMMAND…: say it, and run it
   local code=0
-  echo "python -m $*"
+  printf '%q ' "$python" -m "$@" && echo
   [ -n "$dry_run" ] || "$python" -m "$@" || code=$?
   case $code in
     0) ;;
     75 | 130) exit "$code" ;; # it was asked to stop
-    *) failed+=("$*") ;;
+    *) failed+=("$(printf '%q ' "$python" -m "$@")") ;;
   esac
 }
 study() { run experiments.study "$@"; }
@@ -80,9 +80,9 @@ for part in "${chosen[@]}"; do
   fi
 done
 echo "# tables and notebooks"
-run tests.generated.readme
-run tests.generated.notebooks
+run tools.readme
+run tools.notebooks
 if [ ${#failed[@]} -gt 0 ]; then
-  printf 'failed: python -m %s\n' "${failed[@]}" >&2
+  printf 'failed: %s\n' "${failed[@]}" >&2
   exit 1
 fi

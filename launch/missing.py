@@ -5,6 +5,7 @@
 Exit codes: 0 if it lacks none, 2 if it lacks some.
 """
 
+import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -13,10 +14,10 @@ from pathlib import Path
 from pip._vendor.packaging.requirements import Requirement
 
 
-def is_there(requirement: Requirement) -> bool:
-    """Look for a fitting version of a requirement.
+def is_installed(requirement: Requirement) -> bool:
+    """True if a fitting version of a requirement is installed.
 
-    triton may have come with torch under another name.
+    torch may have installed triton under another name.
     """
     try:
         return requirement.specifier.contains(version(requirement.name), prereleases=True)
@@ -24,10 +25,11 @@ def is_there(requirement: Requirement) -> bool:
         return not requirement.specifier and find_spec(requirement.name) is not None
 
 
-file = sys.argv[1]
-lines = [line for line in Path(file).read_text().splitlines() if not line.startswith("#")]
-missing = [line for line in lines if not is_there(Requirement(line))]
+requirements_file = sys.argv[1]
+lines = Path(requirements_file).read_text().splitlines()
+requirements = [line for line in lines if not line.startswith("#")]
+missing = [line for line in requirements if not is_installed(Requirement(line))]
 if missing:
-    install = f"{sys.executable} -m pip install -r {file}"
-    print(f"missing: {', '.join(missing)}; where a package index can be reached: {install}")
+    install_command = f"{shlex.quote(sys.executable)} -m pip install -r {requirements_file}"
+    print(f"missing: {', '.join(missing)}; where a package index can be reached: {install_command}")
     sys.exit(2)

@@ -3,6 +3,7 @@
 # children of Slurm's step daemon get a job's signals. SIGUSR1 waits until Python listens, where env can block it (coreutils
 # 8.31); on an older system SIGUSR1 ends a step whose Python does not listen yet, with 138.
 set -euo pipefail
+case ${1-} in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit ;; esac
 if [ -z "${USR1_BLOCKED-}" ] && env --block-signal=USR1 true 2>/dev/null; then
   USR1_BLOCKED=yes exec env --block-signal=USR1 "$0" "$@"
 fi

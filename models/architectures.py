@@ -36,7 +36,7 @@ ATTENTION_BACKENDS = {
 
 
 @dataclass
-class FromRecipe(Dense):
+class RecipeArgs(Dense):
     """What torchtitan's arguments of a model lack: keys of the recipe's section `model`, and FLOPs
     of its sizes."""
 
@@ -49,9 +49,9 @@ class FromRecipe(Dense):
         for name, size in vars(job_config.model.sizes).items():
             if size is not None:
                 setattr(self, name, size)
-        unfit = explain_unfit_heads(self)
-        if unfit:
-            raise InputError(unfit)
+        reason = explain_unfit_heads(self)
+        if reason:
+            raise InputError(reason)
 
     def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
         """Count from the configuration, not from `model`: the same for every recipe, whatever
@@ -60,7 +60,7 @@ class FromRecipe(Dense):
 
 
 @dataclass
-class LlamaArgs(FromRecipe, TransformerModelArgs):
+class LlamaArgs(RecipeArgs, TransformerModelArgs):
     """torchtitan's Llama 3 arguments, the recipe's, and tied embeddings."""
 
     enable_weight_tying: bool = False  # the output head's matrix is the embedding's
@@ -86,11 +86,16 @@ class LlamaArgs(FromRecipe, TransformerModelArgs):
 
     @hidden_dim.setter
     def hidden_dim(self, width: int) -> None:
-        """Set torchtitan's two arguments for a width: 1, rounded up to a multiple of it."""
-        self.ffn_dim_multiplier, self.multiple_of = 0.5 / self.dim, width
+        """Set torchtitan's two arguments, from which it computes the width.
+
+        Any width from 1 on is rounded up to a multiple of `width`: at `dim` 256,
+        int(0.5 / 256 * int(2 * 4 * 256 / 3)) = 1, and 1 becomes `width`.
+        """
+        self.ffn_dim_multiplier = 0.5 / self.dim
+        self.multiple_of = width
 
 
-_NOT_STRETCHED = RoPEScalingArgs(scaling_factor=1.0)
+_UNSCALED_ROPE = RoPEScalingArgs(scaling_factor=1.0)
 _LLAMA_3_2 = {
     "rope_scaling_args": RoPEScalingArgs(scaling_factor=32.0),
     "multiple_of": 256,
@@ -99,7 +104,7 @@ _LLAMA_3_2 = {
 _8B = LlamaArgs(**vars(llama3_args["8B"]))
 FLAVORS = {
     # 8.05 B parameters, the published study's
-    "8B-published": replace(_8B, vocab_size=131072, rope_scaling_args=_NOT_STRETCHED),
+    "8B-published": replace(_8B, vocab_size=131072, rope_scaling_args=_UNSCALED_ROPE),
     "llama3.1-8B": _8B,
     "llama3.1-70B": LlamaArgs(**vars(llama3_args["70B"])),
     "llama3.1-405B": LlamaArgs(**vars(llama3_args["405B"])),
@@ -115,7 +120,7 @@ FLAVORS = {
     # asks.
     "cpu": replace(
         _8B, dim=256, n_layers=4, n_heads=8, n_kv_heads=4, ffn_dim_multiplier=1.0, multiple_of=256,
-        vocab_size=4096, rope_scaling_args=_NOT_STRETCHED,
+        vocab_size=4096, rope_scaling_args=_UNSCALED_ROPE,
     ),  # FFN 768
 }  # fmt: skip
 
@@ -165,20 +170,20 @@ class Architecture(NamedTuple):
     """A model's class, and its arguments by flavor."""
 
     model: type[nn.Module]
-    flavors: dict[str, FromRecipe]
+    flavors: dict[str, RecipeArgs]
 
 
-def architectures() -> Iterator[Architecture]:
+def list_architectures() -> Iterator[Architecture]:
     """Give Llama, and the architectures of extensions: `ARCHITECTURE` in their architecture.py."""
     yield Architecture(Llama, FLAVORS)
     for path in sorted(Path(__file__).parents[1].glob("extensions/*/architecture.py")):
         yield importlib.import_module(f"extensions.{path.parent.name}.architecture").ARCHITECTURE
 
 
-def architecture(config) -> Architecture:
+def find_architecture(config) -> Architecture:
     """Find the architecture of the recipe's flavor. Raises `InputError` if none has it."""
     flavors = []
-    for candidate in architectures():
+    for candidate in list_architectures():
         if config.model.flavor in candidate.flavors:
             return candidate
         flavors += candidate.flavors
@@ -188,44 +193,46 @@ def architecture(config) -> Architecture:
     )
 
 
-def model_args(config) -> FromRecipe:
+def model_args(config) -> RecipeArgs:
     """Give the flavor's arguments with the recipe's keys in them.
 
     Raises `InputError` for an unknown flavor or impossible sizes.
     """
-    args = replace(architecture(config).flavors[config.model.flavor])  # the flavor stays as it is
+    args = replace(
+        find_architecture(config).flavors[config.model.flavor]
+    )  # the flavor stays as it is
     args.update_from_config(config)
     return args
 
 
-def build(config) -> nn.Module:
+def build_model(config) -> nn.Module:
     """Build the recipe's model. Raises as `model_args`."""
-    return architecture(config).model(model_args(config))
+    return find_architecture(config).model(model_args(config))
 
 
 # ---- what becomes of a model ----
 
 
-def parallelize(
+def parallelize_model(
     model: nn.Module, parallel_dims: ParallelDims, job_config, shard: Callable | None = None
 ) -> nn.Module:
     """Recompute, compile and `shard` a model as the recipe asks, in torchtitan's order."""
-    keys = job_config.compile
-    by_block = keys.compiles_model and keys.scope == "block"
-    torch._inductor.config.emulate_precision_casts = keys.emulate_precision_casts
+    compile_config = job_config.compile
+    compiles_blocks = compile_config.compiles_model and compile_config.scope == "block"
+    torch._inductor.config.emulate_precision_casts = compile_config.emulate_precision_casts
 
     if job_config.activation_checkpoint.mode != "none":
         apply_ac(
             model,
             job_config.activation_checkpoint,
-            model_compile_enabled=by_block,
+            model_compile_enabled=compiles_blocks,
             op_sac_save_list=titan._op_sac_save_list,
             base_folder=job_config.job.dump_folder,
         )
-    if by_block:
-        model.compile_blocks(keys)
+    if compiles_blocks:
+        model.compile_blocks(compile_config)
     if shard:
         shard(model, parallel_dims, job_config)
-    if keys.compiles_model and not by_block:
-        model.compile(backend=keys.backend)
+    if compile_config.compiles_model and not compiles_blocks:
+        model.compile(backend=compile_config.backend)
     return model

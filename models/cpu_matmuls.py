@@ -3,7 +3,7 @@
 Importing this module replaces kernels of such a CPU:
 
 * bf16 without AVX-512: oneDNN has no code for it, and PyTorch's own loop is 10 times and more
-  slower than a float32 matmul with its casts (tests/benchmarks/bf16_matmuls.py).
+  slower than a float32 matmul with its casts (tools/benchmarks/bf16_matmuls.py).
 * FP8 with one scale per tensor where there is `amx_int8` without `amx_fp16`: oneDNN has only
   reference code for e4m3 x e4m3, 0.05 GFLOP/s, seconds instead of milliseconds (seen with torch
   2.11 and 2.13 on Intel Xeons). PyTorch's own code computes in float32. Other CPUs do not reach
@@ -20,7 +20,7 @@ from torch import Tensor
 from models import device
 
 
-def replace_kernels(call: Callable, *operators: str) -> torch.library.Library:
+def replace_kernels(compute: Callable, *operators: str) -> torch.library.Library:
     """Have `call(kernel, keys, *operands, **options)` compute operators of aten on the CPU.
 
     `kernel.call_boxed(keys, ...)` does what torch did. Eager code calls an operator, and compiled
@@ -32,11 +32,11 @@ def replace_kernels(call: Callable, *operators: str) -> torch.library.Library:
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
             # A test replaces a kernel again; torch 2.11 allows that only if it is asked to
             options = {"with_keyset": True, "allow_override": True}
-            library.impl(name, partial(call, kernel), "CPU", **options)
+            library.impl(name, partial(compute, kernel), "CPU", **options)
     return library
 
 
-def in_float32(kernel, keys, *operands, **options) -> Tensor:
+def multiply_in_float32(kernel, keys, *operands, **options) -> Tensor:
     """Multiply bf16 operands in float32. Like a bf16 matmul, it rounds once, at the end."""
     if operands[-1].dtype is not torch.bfloat16:
         return kernel.call_boxed(keys, *operands, **options)
@@ -47,24 +47,24 @@ def in_float32(kernel, keys, *operands, **options) -> Tensor:
     return product.bfloat16() if out is None else out.copy_(product)
 
 
-def off_onednn(kernel, keys, *operands, **options) -> Tensor:
+def multiply_without_onednn(kernel, keys, *operands, **options) -> Tensor:
     """Multiply by PyTorch's own code; other operators, such as bf16 matmuls, stay oneDNN's."""
-    before = torch._C._get_mkldnn_enabled()
+    was_enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags sets TF32 too, which warns
     try:
         return kernel.call_boxed(keys, *operands, **options)
     finally:
-        torch._C._set_mkldnn_enabled(before)
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
-def onednn_is_slow_in_fp8() -> bool:
+def is_onednn_slow_in_fp8() -> bool:
     """Tell if FP8 matmuls are kept off oneDNN."""
-    sets = device.INSTRUCTION_SETS
-    return "amx_int8" in sets and "amx_fp16" not in sets
+    instruction_sets = device.INSTRUCTION_SETS
+    return "amx_int8" in instruction_sets and "amx_fp16" not in instruction_sets
 
 
 if device.TYPE == "cpu":
     if torch.backends.mkldnn.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        _BF16 = replace_kernels(in_float32, "mm", "addmm", "bmm", "baddbmm")
-    if onednn_is_slow_in_fp8():
-        _FP8 = replace_kernels(off_onednn, "_scaled_mm")
+        _BF16 = replace_kernels(multiply_in_float32, "mm", "addmm", "bmm", "baddbmm")
+    if is_onednn_slow_in_fp8():
+        _FP8 = replace_kernels(multiply_without_onednn, "_scaled_mm")

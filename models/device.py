@@ -28,7 +28,8 @@ from torch.distributed.tensor import DTensor
 from models import gpus, host_memory
 from models.errors import InputError
 
-OLDEST, NEWEST = (2, 11), (2, 15)  # torch, of those that this project was tried with
+OLDEST_TORCH = (2, 11)  # of those that this project was tried with
+NEWEST_TORCH = (2, 15)
 
 
 def parse_torch_version() -> tuple[int, int]:
@@ -39,9 +40,10 @@ def parse_torch_version() -> tuple[int, int]:
 
 def check_torch() -> None:
     """Raise `InputError` for an older torch than the oldest one."""
-    if parse_torch_version() < OLDEST:
+    if parse_torch_version() < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
         raise InputError(
-            f"torch {torch.__version__} is older than {'.'.join(map(str, OLDEST))}, the oldest "
+            f"torch {torch.__version__} is older than {oldest}, the oldest "
             "that this project runs with: install a newer torch, or take another Python"
         )
 
@@ -59,10 +61,10 @@ TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _ALLOCATOR_NAMES = {ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"}  # the other is its former name
 _WSL = Path("/dev/dxg")  # the GPU of Windows
-_MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED of CUDA's driver
+_CU_VIRTUAL_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED of CUDA's driver
 
 
-def maps_memory() -> bool:
+def can_map_memory() -> bool:
     """Tell if torch can map a GPU's memory piece by piece, for expandable segments.
 
     Otherwise its first allocation would end the process: some virtual GPUs cannot map memory, under
@@ -78,7 +80,7 @@ def maps_memory() -> bool:
         return False
     supported = ctypes.c_int()
     driver.cuInit(0)
-    driver.cuDeviceGetAttribute(ctypes.byref(supported), _MAPS_MEMORY, 0)
+    driver.cuDeviceGetAttribute(ctypes.byref(supported), _CU_VIRTUAL_MEMORY, 0)
     return bool(supported.value)
 
 
@@ -88,7 +90,7 @@ def expand_segments() -> None:
 
     A segment that cannot grow leaves gaps. torch reads the variable when it begins to use the GPU.
     """
-    if torch.version.cuda and not _ALLOCATOR_NAMES & os.environ.keys() and maps_memory():
+    if torch.version.cuda and not _ALLOCATOR_NAMES & os.environ.keys() and can_map_memory():
         os.environ[ALLOCATOR] = "expandable_segments:True"
 
 
@@ -103,8 +105,8 @@ def _line_of(file: str, name: str) -> str:
 
     `name` is a pattern. Returns the value.
     """
-    found = re.search(rf"^(?:{name})\s*:\s*(.*)$", Path(file).read_text(), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^(?:{name})\s*:\s*(.*)$", Path(file).read_text(), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _memory_stats(device) -> dict[str, int]:
@@ -116,7 +118,7 @@ def _memory_stats(device) -> dict[str, int]:
     return {"active_bytes.all.peak": peak, "reserved_bytes.all.peak": peak}
 
 
-def _nothing(*device) -> None:
+def _no_op(*device) -> None:
     """Do what a CPU needs to have done."""
 
 
@@ -124,8 +126,8 @@ def _nothing(*device) -> None:
 _CPU = SimpleNamespace(
     set_device=torch.cpu.set_device,
     synchronize=torch.cpu.synchronize,
-    empty_cache=_nothing,
-    reset_peak_memory_stats=_nothing,
+    empty_cache=_no_op,
+    reset_peak_memory_stats=_no_op,
     current_device=lambda: 0,
     get_device_name=lambda device: name(),
     get_device_properties=lambda device: SimpleNamespace(total_memory=memory_bytes()),
@@ -133,19 +135,22 @@ _CPU = SimpleNamespace(
 )
 if TYPE == "cpu":
     # torchtitan asks torch for a device while it is imported, and takes "cuda" if there is none.
-    _asked = {"_get_available_device_type": lambda: TYPE, "_get_device_module": lambda kind: _CPU}
-    with patch.multiple(torch._utils, **_asked):
+    _device_functions = {
+        "_get_available_device_type": lambda: TYPE,
+        "_get_device_module": lambda kind: _CPU,
+    }
+    with patch.multiple(torch._utils, **_device_functions):
         import torchtitan  # noqa: F401
     if platform.machine() == "x86_64":
         # Compiled code uses AVX2: in AVX-512 a SwiGLU in rowwise FP8 gave a NaN gradient of w1 on
         # an Intel Xeon (torch 2.13). It holds for all recipes, or they would not compare.
-        # Delete this line once PyTorch is mended.
+        # Delete this line once PyTorch is fixed.
         torch._inductor.config.cpp.simdlen = 256
 
 from torchtitan.tools import utils as titan_utils  # noqa: E402
 
 # torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
-titan_utils.get_peak_flops = lambda device_name: getattr(peak(), "bf16", math.nan)
+titan_utils.get_peak_flops = lambda name: getattr(find_peak_rates(), "bf16", math.nan)
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
 sys.modules["torchtitan.hf_datasets.text_datasets"] = SimpleNamespace(
     build_text_dataloader=None, build_text_validation_dataloader=None
@@ -173,23 +178,23 @@ def cpu_name() -> str:
     return _line_of("/proc/cpuinfo", "model name") or platform.machine()
 
 
-def instruction_sets() -> list[str]:
+def read_instruction_sets() -> list[str]:
     """List the processor's instruction sets for numerical code, by Linux's names."""
-    numerical = r"\b(?:(?:avx|amx|f16c|asimd|sve|bf16)\w*|fma\b|sme\d*\b)"
-    return re.findall(numerical, _line_of("/proc/cpuinfo", "flags|Features"))
+    pattern = r"\b(?:(?:avx|amx|f16c|asimd|sve|bf16)\w*|fma\b|sme\d*\b)"
+    return re.findall(pattern, _line_of("/proc/cpuinfo", "flags|Features"))
 
 
-INSTRUCTION_SETS = instruction_sets()
+INSTRUCTION_SETS = read_instruction_sets()
 
 
 def memory_bytes() -> int:
     """Return the memory of the GPU; without a GPU, what this process may use of the machine's."""
     if TYPE == "cuda":
         return torch.cuda.get_device_properties(0).total_memory
-    return host_memory.allowed_bytes()
+    return host_memory.allowed_memory_bytes()
 
 
-def peak() -> gpus.Gpu | None:
+def find_peak_rates() -> gpus.Gpu | None:
     """Find this GPU in the table of models/gpus.py; None for a CPU, for a GPU not in the table, and
     for a GPU whose peaks no datasheet has."""
     gpu = gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
@@ -197,10 +202,10 @@ def peak() -> gpus.Gpu | None:
 
 
 def describe_untried_torch() -> str | None:
-    """Name a torch newer than `NEWEST` in a sentence; None for others."""
-    if parse_torch_version() <= NEWEST:
+    """Name a torch newer than `NEWEST_TORCH` in a sentence; None for others."""
+    if parse_torch_version() <= NEWEST_TORCH:
         return None
-    newest = ".".join(map(str, NEWEST))
+    newest = ".".join(map(str, NEWEST_TORCH))
     return (
         f"{torch.__version__} is newer than {newest}, the newest that this project was tried with"
     )
@@ -209,7 +214,7 @@ def describe_untried_torch() -> str | None:
 # ---- work given to the device ----
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_tensor(tensor: Tensor) -> Tensor:
     """Take this rank's plain data of a parameter or gradient out of FSDP's and torchao's
     wrappers."""
     if isinstance(tensor, DTensor):
@@ -217,13 +222,13 @@ def local(tensor: Tensor) -> Tensor:
     return getattr(tensor, "_tensor", tensor)
 
 
-def synchronize() -> None:
+def wait_for_device() -> None:
     """Wait for the device to do what it was given."""
     titan_utils.device_module.synchronize()
 
 
-def mark():
-    """Mark this point of the device's work; nothing waits."""
+def record_event():
+    """Record an event at this point of the device's work; nothing waits."""
     if TYPE == "cpu":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -236,39 +241,41 @@ class Stopwatch:
 
     def __init__(self):
         """Begin the first lap."""
-        self.marks = [mark()]
+        self.events = [record_event()]
 
     def lap(self) -> None:
         """End a lap, and begin the next."""
-        self.marks.append(mark())
+        self.events.append(record_event())
 
     def read(self) -> list[float]:
         """Return the seconds of each lap since the last reading, to the microsecond, once the work
         of the last is done."""
-        marks, self.marks = self.marks, self.marks[-1:]
+        events = self.events
+        self.events = events[-1:]
         if TYPE == "cpu":
-            return [round(end - start, 6) for start, end in pairwise(marks)]
-        marks[-1].synchronize()
-        return [round(start.elapsed_time(end) / 1000, 6) for start, end in pairwise(marks)]
+            return [round(end - start, 6) for start, end in pairwise(events)]
+        events[-1].synchronize()
+        return [round(start.elapsed_time(end) / 1000, 6) for start, end in pairwise(events)]
 
 
-def put(x: Tensor, where: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the host to the device, without waiting for the device's work."""
     if TYPE == "cpu":
         return x
-    return x.pin_memory().to(where, non_blocking=True)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
-def read_later(scalar: Tensor) -> Callable[[], float]:
+def copy_scalar_async(scalar: Tensor) -> Callable[[], float]:
     """Start copying a scalar tensor to the host; return a function for its value.
 
     The function waits for the copy, and for no work given to the device since.
     """
-    copy, copied = scalar.to("cpu", non_blocking=True), mark()
+    host_scalar = scalar.to("cpu", non_blocking=True)
+    copy_event = record_event()
 
     def read() -> float:
         if TYPE == "cuda":
-            copied.synchronize()
-        return copy.item()
+            copy_event.synchronize()
+        return host_scalar.item()
 
     return read

@@ -24,11 +24,11 @@ What stays in bf16: embedding, norms, attention, residual stream, loss and the r
 linear layers of a class of their own; the output head, by the recipes' filter; weights, gradients
 and the optimizer's state (or float32, by `training.dtype`), so every step casts the weights anew.
 
-From a recipe's section `quantize.linear.float8`, called `keys` here, to torchao's layer:
+From a recipe's section `quantize.linear.float8` to torchao's layer:
 
-    choose     which layers, with which scaling, multiplied how: a part of a run's plan, which the
-               proof holds against the run
-    convert    one call of torchao, when torchtitan has built the model
+    choose_float8      which layers, with which scaling, multiplied how: a part of a run's plan,
+                       which the proof compares with the run
+    convert_linears    one call of torchao, when torchtitan has built the model
 
 Differences to torchtitan's converter:
 
@@ -56,53 +56,55 @@ from torchao.float8 import (
 from torchao.float8.float8_linear import Float8Linear
 from torchtitan.tools.logging import logger
 
-from models.cpu_matmuls import onednn_is_slow_in_fp8
-from models.errors import InputError, by_pattern
-from models.scaling import FILTERS, SCALINGS, Scaling, explain_unfit_layers, unfit_layers
+from models.cpu_matmuls import is_onednn_slow_in_fp8
+from models.errors import InputError, format_name_patterns
+from models.scaling import FILTER_KEY, SCALINGS, Scaling, explain_unfit_layers, find_unfit_layers
 
-AUTO_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
-OPERATOR, WITHOUT_ONEDNN, EMULATED = "operator", "operator without oneDNN", "emulated"
+SMALL_LAYERS_FILTER = "auto_filter_small_kn"  # torchtitan's word for: skip layers too small to gain
+OPERATOR = "operator"
+WITHOUT_ONEDNN = "operator without oneDNN"
+EMULATED = "emulated"
 
 
 # ---- choose ----
 
 
-class Matmul(NamedTuple):
-    """How FP8 matrices are multiplied, OPERATOR, WITHOUT_ONEDNN or EMULATED, and a sentence why."""
+class MatmulChoice(NamedTuple):
+    """How FP8 matrices are multiplied."""
 
-    how: str
-    why: str
+    kind: str  # OPERATOR, WITHOUT_ONEDNN or EMULATED
+    reason: str  # a sentence
 
 
-class Choice(NamedTuple):
+class Float8Choice(NamedTuple):
     """FP8's changes to a model: none, by these defaults, in a recipe without FP8."""
 
     recipe_name: str | None = None
     scaling: Scaling | None = None  # of that name
     layers: frozenset[str] = frozenset()  # names of linear layers
-    matmul: Matmul | None = None
+    matmul: MatmulChoice | None = None
     flops_per_token: int = 0  # in FP8, forward and backward
 
     @property
     def emulated(self) -> bool:
         """True if matmuls round to FP8 and multiply in float32."""
-        return self.matmul is not None and self.matmul.how == EMULATED
+        return self.matmul is not None and self.matmul.kind == EMULATED
 
 
-def choose(model: nn.Module, keys) -> Choice:
-    """Work out what FP8 changes of a model. Raises `InputError` as `choose_modules`."""
-    if keys.recipe_name is None:
-        return Choice()
-    scaling = SCALINGS[keys.recipe_name]
-    layers = choose_modules(model, keys.recipe_name, keys.filter_fqns)
-    matmul = choose_matmul(scaling, keys.emulate)
+def choose_float8(model: nn.Module, float8_config) -> Float8Choice:
+    """Work out what FP8 changes of a model. Raises `InputError` as `choose_layers`."""
+    if float8_config.recipe_name is None:
+        return Float8Choice()
+    scaling = SCALINGS[float8_config.recipe_name]
+    layers = choose_layers(model, float8_config.recipe_name, float8_config.filter_fqns)
+    matmul = choose_matmul(scaling, float8_config.emulate)
     # A matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
     weights = sum(model.get_submodule(name).weight.numel() for name in layers)
     flops = 2 * scaling.matmuls * weights
-    return Choice(keys.recipe_name, scaling, frozenset(layers), matmul, flops)
+    return Float8Choice(float8_config.recipe_name, scaling, frozenset(layers), matmul, flops)
 
 
-def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
+def choose_layers(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -> set[str]:
     """Choose the linear layers to convert: all plain ones not named by `filter_fqns`.
 
     `filter_fqns` are full module names or shell patterns over them (`output`,
@@ -111,55 +113,62 @@ def choose_modules(model: nn.Module, recipe_name: str, filter_fqns: list[str]) -
     is left, or a size is unfit.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    chosen = {name for name, linear in linears.items() if type(linear) is nn.Linear}
+    chosen_layers = {name for name, linear in linears.items() if type(linear) is nn.Linear}
     for pattern in filter_fqns:
-        if pattern == AUTO_FILTER:
+        if pattern == SMALL_LAYERS_FILTER:
             if recipe_name == "rowwise_with_gw_hp":
-                raise InputError(f"torchao has no {AUTO_FILTER} for {recipe_name}: name the layers")
-            worth_it = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
-            chosen = {name for name in chosen if worth_it(linears[name], name)}
-        elif pattern == "first_and_last_block":
-            ends = ("layers.0.", f"layers.{model.model_args.n_layers - 1}.")
-            chosen = {name for name in chosen if not name.startswith(ends)}
-        else:
-            matched = {name for name in linears if fnmatchcase(name, pattern)}
-            if not matched:
                 raise InputError(
-                    f"{FILTERS}: `{pattern}` matches no linear layer; it names modules in full, as "
-                    f"{by_pattern(linears)}"
+                    f"torchao has no {SMALL_LAYERS_FILTER} for {recipe_name}: name the layers"
                 )
-            chosen -= matched
-    if not chosen:
-        raise InputError(f"FP8 would convert no layer: {FILTERS} leaves none of them")
-    unfit = unfit_layers({name: linears[name].weight.shape for name in chosen})
-    if unfit:
-        raise InputError(explain_unfit_layers(unfit))
-    return chosen
+            is_large_enough = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
+            chosen_layers = {name for name in chosen_layers if is_large_enough(linears[name], name)}
+        elif pattern == "first_and_last_block":
+            end_blocks = ("layers.0.", f"layers.{model.model_args.n_layers - 1}.")
+            chosen_layers = {name for name in chosen_layers if not name.startswith(end_blocks)}
+        else:
+            matched_layers = {name for name in linears if fnmatchcase(name, pattern)}
+            if not matched_layers:
+                raise InputError(
+                    f"{FILTER_KEY}: `{pattern}` matches no linear layer; it names modules in full, "
+                    f"as {format_name_patterns(linears)}"
+                )
+            chosen_layers -= matched_layers
+    if not chosen_layers:
+        raise InputError(f"FP8 would convert no layer: {FILTER_KEY} leaves none of them")
+    unfit_names = find_unfit_layers({name: linears[name].weight.shape for name in chosen_layers})
+    if unfit_names:
+        raise InputError(explain_unfit_layers(unfit_names))
+    return chosen_layers
 
 
-def choose_matmul(scaling: Scaling, emulate: bool) -> Matmul:
+def choose_matmul(scaling: Scaling, emulate: bool) -> MatmulChoice:
     """Choose how this machine multiplies FP8 matrices; `emulate` is the recipe's key.
 
     A GPU multiplies with its FP8 units. A matmul that the GPU refuses fails the run; it is not
     emulated.
     """
-    in_float32 = "operands are rounded to FP8 and multiplied in float32"
+    emulation = "operands are rounded to FP8 and multiplied in float32"
     if emulate:
-        return Matmul(EMULATED, f"{in_float32}, as the recipe asks")
+        return MatmulChoice(EMULATED, f"{emulation}, as the recipe asks")
     if device.TYPE == "cuda":
-        return Matmul(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
-    if scaling.by_rows and not _cpu_takes_row_scales():
-        refused = f"torch {torch.__version__} has no torch._scaled_mm with row scales for CPUs"
-        return Matmul(EMULATED, f"{in_float32}: {refused}")
-    if onednn_is_slow_in_fp8():
-        slow = "oneDNN has only slow reference code for FP8 on a CPU with amx_int8 without amx_fp16"
-        return Matmul(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN: {slow}")
-    return Matmul(OPERATOR, "torch._scaled_mm runs on the CPU")
+        return MatmulChoice(OPERATOR, "torch._scaled_mm runs on the GPU's FP8 units")
+    if scaling.row_scales and not _cpu_has_row_scales():
+        missing_operator = (
+            f"torch {torch.__version__} has no torch._scaled_mm with row scales for CPUs"
+        )
+        return MatmulChoice(EMULATED, f"{emulation}: {missing_operator}")
+    if is_onednn_slow_in_fp8():
+        slow_onednn = (
+            "oneDNN has only slow reference code for FP8 on a CPU with amx_int8 without amx_fp16"
+        )
+        return MatmulChoice(WITHOUT_ONEDNN, f"torch._scaled_mm is kept off oneDNN: {slow_onednn}")
+    return MatmulChoice(OPERATOR, "torch._scaled_mm runs on the CPU")
 
 
-def _cpu_takes_row_scales() -> bool:
+def _cpu_has_row_scales() -> bool:
     """Try the operator: torch 2.11's takes no scales of rows on a CPU."""
-    matrix, scale = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    matrix = torch.ones(16, 16).to(torch.float8_e4m3fn)
+    scale = torch.ones(16, 1)
     try:
         torch._scaled_mm(matrix, matrix.t(), scale, scale.t(), out_dtype=torch.bfloat16)
     except RuntimeError:  # NotImplementedError is one too
@@ -170,21 +179,22 @@ def _cpu_takes_row_scales() -> bool:
 # ---- convert ----
 
 
-def convert(model: nn.Module, plan) -> None:
+def convert_linears(model: nn.Module, plan) -> None:
     """Swap a plan's chosen linear layers for torchao's, in place."""
-    fp8, keys = plan.fp8, plan.config.quantize.linear.float8
+    fp8 = plan.fp8
     if not fp8.layers:
         return
-    config = replace(
+    float8_config = plan.config.quantize.linear.float8
+    torchao_config = replace(
         Float8LinearConfig.from_recipe_name(fp8.recipe_name),
         emulate=fp8.emulated,
-        enable_fsdp_float8_all_gather=keys.enable_fsdp_float8_all_gather,
+        enable_fsdp_float8_all_gather=float8_config.enable_fsdp_float8_all_gather,
     )
     convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda _, name: name in fp8.layers
+        model, config=torchao_config, module_filter_fn=lambda _, name: name in fp8.layers
     )
-    logger.info(f"FP8 {fp8.recipe_name}: converted {by_pattern(fp8.layers)}")
-    logger.info(f"FP8 matmuls: {fp8.matmul.why}")
+    logger.info(f"FP8 {fp8.recipe_name}: converted {format_name_patterns(fp8.layers)}")
+    logger.info(f"FP8 matmuls: {fp8.matmul.reason}")
 
 
 # ---- read ----
@@ -193,9 +203,9 @@ def convert(model: nn.Module, plan) -> None:
 def converted_modules(model: nn.Module) -> dict[str, Float8Linear]:
     """List the FP8 layers of `model` by their names when it was built."""
     modules = model.named_modules()
-    return {built_name(name): m for name, m in modules if isinstance(m, Float8Linear)}
+    return {strip_wrapper_names(name): m for name, m in modules if isinstance(m, Float8Linear)}
 
 
-def built_name(name: str) -> str:
+def strip_wrapper_names(name: str) -> str:
     """Strip from a module's or parameter's name what compilation and recomputation add."""
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")

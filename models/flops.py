@@ -19,7 +19,7 @@ def kv_dim(args) -> int:
     return args.n_kv_heads * args.head_dim
 
 
-def embedding(args) -> int:
+def embedding_parameters(args) -> int:
     """Count the parameters of the input embedding: 0 if it is tied, so counted as the head."""
     return 0 if args.enable_weight_tying else args.vocab_size * args.dim
 
@@ -34,9 +34,9 @@ def explain_unfit_heads(args) -> str | None:
     )
 
 
-def count(number: float) -> str:
+def format_parameters(parameters: float) -> str:
     """Format a number of parameters in words: three digits, in millions or billions: `8.05 B`."""
-    return f"{number / 1e9:.3g} B" if number >= 1e9 else f"{number / 1e6:.3g} M"
+    return f"{parameters / 1e9:.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M"
 
 
 class Dense:
@@ -47,22 +47,24 @@ class Dense:
 
     def block_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of a block's linear layers."""
-        dim, q, kv, ffn = self.dim, q_dim(self), kv_dim(self), self.hidden_dim
+        query_dim = q_dim(self)
+        key_dim = kv_dim(self)
         return {
-            "attention.wq": (q, dim),
-            "attention.wk": (kv, dim),
-            "attention.wv": (kv, dim),
-            "feed_forward.w1": (ffn, dim),
-            "feed_forward.w3": (ffn, dim),
-            "attention.wo": (dim, q),
-            "feed_forward.w2": (dim, ffn),
+            "attention.wq": (query_dim, self.dim),
+            "attention.wk": (key_dim, self.dim),
+            "attention.wv": (key_dim, self.dim),
+            "feed_forward.w1": (self.hidden_dim, self.dim),
+            "feed_forward.w3": (self.hidden_dim, self.dim),
+            "attention.wo": (self.dim, query_dim),
+            "feed_forward.w2": (self.dim, self.hidden_dim),
         }
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of every linear layer, by module name."""
-        shapes, block = {}, self.block_shapes().items()
+        shapes = {}
         for i in range(self.n_layers):
-            shapes |= {f"layers.{i}.{name}": shape for name, shape in block}
+            for name, shape in self.block_shapes().items():
+                shapes[f"layers.{i}.{name}"] = shape
         return shapes | {"output": (self.vocab_size, self.dim)}
 
     def parameters(self) -> int:
@@ -70,15 +72,15 @@ class Dense:
         linears = sum(n * k for n, k in self.linear_shapes().values())
         norms = (2 * self.n_layers + 1) * self.dim
         norms += 2 * self.n_layers * self.head_dim * self.qk_norm
-        return linears + norms + embedding(self)
+        return linears + norms + embedding_parameters(self)
 
-    def idle(self) -> int:
+    def unused_parameters(self) -> int:
         """Count the parameters unused by a token; a dense model has none."""
         return 0
 
     def describe(self) -> str:
         """Say how large the model is."""
-        return f"{count(self.parameters())} parameters"
+        return f"{format_parameters(self.parameters())} parameters"
 
     def flops_per_token(self, seq_len: int, causal: bool = False) -> int:
         """Count FLOPs of forward and backward per token: 6 per weight, input embedding left out,
@@ -89,10 +91,10 @@ class Dense:
         figures made with it carry the word.
         """
         attention = self.n_layers * q_dim(self) * seq_len
-        weights = self.parameters() - embedding(self) - self.idle()
+        weights = self.parameters() - embedding_parameters(self) - self.unused_parameters()
         return 6 * weights + (6 if causal else 12) * attention
 
-    def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
+    def saved_features(self, recomputed: bool, in_fp8: bool) -> int:
         """Count the features of a layer kept for the backward pass of a token.
 
         Of width dim: the inputs of both norms, and their outputs. Of the heads' width: queries,
@@ -102,8 +104,9 @@ class Dense:
         product.
         """
         heads = (2 + self.qk_norm) * (q_dim(self) + kv_dim(self))
-        of_dim, of_width = 4 - 2 * in_fp8, 4 - recomputed - in_fp8
-        return of_dim * self.dim + heads + of_width * self.hidden_dim
+        dim_copies = 4 - 2 * in_fp8
+        hidden_copies = 4 - recomputed - in_fp8
+        return dim_copies * self.dim + heads + hidden_copies * self.hidden_dim
 
 
 @dataclass(frozen=True)
@@ -121,17 +124,17 @@ class Sizes(Dense):
     qk_norm: bool = False  # queries and keys are normed
 
 
-def memory_by_use(config, args, shards: int, passes: int = 1) -> dict[str, float]:
+def estimate_recipe_memory(config, args, shards: int, passes: int = 1) -> dict[str, float]:
     """Estimate the bytes of a resolved recipe's training on each device, by use.
 
     Args:
         config: the recipe's `JobConfig`.
         args: its model's arguments.
-        shards: as of `memory`.
+        shards: as of `estimate_memory`.
         passes: forward passes of a step.
     """
     training = config.training
-    return memory(
+    return estimate_memory(
         args,
         tokens=training.local_batch_size * training.seq_len,
         shards=shards,
@@ -143,7 +146,7 @@ def memory_by_use(config, args, shards: int, passes: int = 1) -> dict[str, float
     )
 
 
-def memory(
+def estimate_memory(
     args,
     tokens: int,
     shards: int,
@@ -168,33 +171,35 @@ def memory(
         recomputes: a block computes its activations again in the backward pass.
     """
     parameters = args.parameters() * itemsize / shards
-    layer = args.kept_features(compiled, compiled and in_fp8)
-    features = args.n_layers * layer
+    layer_features = args.saved_features(compiled, compiled and in_fp8)
+    saved_features = args.n_layers * layer_features
     if recomputes:  # each layer's input, and one layer at a time
-        features = args.n_layers * args.dim + layer
+        saved_features = args.n_layers * args.dim + layer_features
     # bf16 logits and their gradient; eager, two copies in float32 more
     logits = (4 if compiled else 12) * tokens * args.vocab_size
-    head, gathered = args.vocab_size * args.dim, 0
+    head_elements = args.vocab_size * args.dim
+    gathered = 0
     # A tied embedding has two gradients, as head and as embedding, until they are added.
-    last = 2 * head * itemsize * args.enable_weight_tying
+    largest_gradient = 2 * head_elements * itemsize * args.enable_weight_tying
     if shards > 1:
-        blocks = args.parameters() - embedding(args) - head
+        blocks = args.parameters() - embedding_parameters(args) - head_elements
         gathered = 2 * 2 * blocks / args.n_layers  # the one that computes and the next, in bf16
         # The largest gradient, in bf16, in float32, and the shard of their sum.
-        last = head * (2 + 4 + 4 / shards)
-        logits = max(logits + 2 * head, last)  # the head's weight is gathered
-    begin = {
+        largest_gradient = head_elements * (2 + 4 + 4 / shards)
+        logits = max(logits + 2 * head_elements, largest_gradient)  # the head's weight is gathered
+    backward_start = {
         "gradients": parameters * accumulates,
-        "activations": 2 * tokens * features,  # in bf16
+        "activations": 2 * tokens * saved_features,  # in bf16
         "logits": logits,
         "gathered": gathered,
     }
-    end = {"gradients": parameters, "largest gradient": last}
-    fullest = max(begin, end, key=lambda uses: sum(uses.values()))
-    return {"parameters": parameters, "optimizer": 2 * parameters} | fullest
+    backward_end = {"gradients": parameters, "largest gradient": largest_gradient}
+    peak_uses = max(backward_start, backward_end, key=lambda uses: sum(uses.values()))
+    return {"parameters": parameters, "optimizer": 2 * parameters} | peak_uses
 
 
-def memory_finding(needed: float, free: float, total: float = 0) -> str:
+def format_memory_need(needed: float, free: float, total: float = 0) -> str:
     """Say how many bytes are needed, and how many are free, of how many if not of all."""
-    finding = f"about {needed / GIB:.1f} GiB of {free / GIB:.1f} GiB"
+    need = f"{needed / GIB:.1f} GiB" if needed >= GIB else f"{needed / 2**20:,.0f} MiB"
+    finding = f"about {need} of {free / GIB:.1f} GiB"
     return f"{finding} free ({total / GIB:.1f} GiB in all)" if total > free else finding

@@ -120,8 +120,8 @@ _SPELLINGS = {
     r"[^a-z0-9.]+": " ",
     r"(?<=\D) | (?=\D)": "",  # "h 100 nvl" is "h100nvl"; between two numbers a space stays
 }
-_SLICE = r"\bmig\b|\d+[gc]\.\d+gb"  # MIG 1g.10gb
-_COUNT = (  # 8xH100, gpu:h100:8
+_MIG_SLICE = r"\bmig\b|\d+[gc]\.\d+gb"  # MIG 1g.10gb
+_GPU_COUNT = (  # 8xH100, gpu:h100:8
     r"(?:gpu[ :_-]*)?(?:(?P<before>\d{1,4})(?:[ _]*[x×*][ _]*(?=\w)|[ _]+(?=[a-z])))?"
     r"(?P<name>.*?)(?:(?:\s*[:×*]|(?<![a-z])\s*x)\s*(?P<after>\d{1,4}))?"
 )
@@ -130,24 +130,24 @@ _COUNT = (  # 8xH100, gpu:h100:8
 def find(name: str) -> str | None:
     """Find the key in `GPUS` for a driver's, a cloud's or a user's name of a GPU, e.g. `NVIDIA
     GH200 120GB` or `h100-sxm`; None if no GPU there has this name."""
-    words = split_name(name)
+    words = split_gpu_name(name)
     for key, gpu in GPUS.items():
-        required = split_name(key)
+        required = split_gpu_name(key)
         if required <= words <= required | optional_words(gpu):
             return key
     return None
 
 
-def explain_unknown(name: str) -> str:
+def explain_unknown_gpu(name: str) -> str:
     """Name in a sentence the GPUs nearest to an unknown name."""
-    if re.search(_SLICE, name.lower()):
+    if re.search(_MIG_SLICE, name.lower()):
         return f"{name!r:.80} is a slice of a GPU (MIG), and no datasheet has the rates of slices"
-    count = re.fullmatch(_COUNT, name.lower().strip(), re.DOTALL)
+    count = re.fullmatch(_GPU_COUNT, name.lower().strip(), re.DOTALL)
     several = count["before"] or count["after"]
     if several and find(count["name"]):
         return f"{name!r:.80} is several GPUs: write --gpu {find(count['name'])} --gpus {several}"
-    words = split_name(name)
-    variants = [key for key in GPUS if chip_word(key) in words]
+    words = split_gpu_name(name)
+    variants = [key for key in GPUS if get_chip_word(key) in words]
     if len(variants) == 1:
         return f"{name!r:.80} is another variant than {variants[0]}, the only one in the table"
     if variants:
@@ -157,14 +157,14 @@ def explain_unknown(name: str) -> str:
     return f"{name!r:.80} is not a GPU of the table{meant}"
 
 
-def chip(gpu: str | None) -> str | None:
+def get_chip(gpu: str | None) -> str | None:
     """Name the chip of a key in `GPUS`."""
     return GPUS[gpu].chip if gpu else None
 
 
-def old_chip(name: str) -> str | None:
+def find_old_chip(name: str) -> str | None:
     """Name the chip of a GPU without FP8 units, whatever its variant; None for other GPUs."""
-    words = split_name(name)
+    words = split_gpu_name(name)
     for chip_name, pattern in _OLD_CHIPS.items():
         if any(re.fullmatch(pattern, word) for word in words):
             return chip_name
@@ -174,7 +174,7 @@ def old_chip(name: str) -> str | None:
 # ---- names in words ----
 
 
-def split_name(name: str) -> set[str]:
+def split_gpu_name(name: str) -> set[str]:
     """Split a name into words of one spelling, in any order; a rest without a word stays as it is.
 
     `NVIDIA H100-SXM5-80GB` and `h100 80 GB sxm` are {h100, sxm, 80gb}.
@@ -183,7 +183,7 @@ def split_name(name: str) -> set[str]:
     for spelling, usual in _SPELLINGS.items():
         text = re.sub(spelling, usual, text)
     words, end = set(), 0
-    for match in re.finditer(_vocabulary(), text):
+    for match in re.finditer(_vocabulary_pattern(), text):
         words |= {text[end : match.start()].strip(), match[0]}
         end = match.end()
     words.add(text[end:].strip())
@@ -196,13 +196,13 @@ def optional_words(gpu: Gpu) -> set[str]:
     return {*gpu.words.split(), *chip_words, f"{gpu.memory / 1e9:.0f}gb"}
 
 
-def chip_word(key: str) -> str:
+def get_chip_word(key: str) -> str:
     """Give the word of a key shared by all variants of a GPU: `h100` of `h100-pcie`."""
     return next(word for word in key.split("-") if re.search(r"\d", word))
 
 
 @cache
-def _vocabulary() -> str:
+def _vocabulary_pattern() -> str:
     """Make a pattern of all words: the longest first, then GPUs without FP8 units, then units."""
     literal = {*_IDLE_WORDS.split()}
     for key, gpu in GPUS.items():

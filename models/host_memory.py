@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 MOUNTS = Path("/proc/self/mountinfo")
 GROUPS = Path("/proc/self/cgroup")
-LIMIT_FILES = {"cgroup": "memory.limit_in_bytes", "cgroup2": "memory.max"}  # versions 1 and 2
+# Versions 1 and 2. Above `memory.high` a process is not killed, but its steps come to a halt
+LIMIT_FILES = {"cgroup": ["memory.limit_in_bytes"], "cgroup2": ["memory.max", "memory.high"]}
 
 
-def allowed_bytes() -> int:
+def allowed_memory_bytes() -> int:
     """Return the smallest of the machine's memory and of all limits of this process."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *cgroup_limits(), *process_limits()])
@@ -24,8 +25,8 @@ def allowed_bytes() -> int:
 
 def process_limits() -> Iterator[int]:
     """Yield the limits of `ulimit -v` and `ulimit -d`, in bytes."""
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        limit, _ = resource.getrlimit(kind)
+    for limit_type in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        limit, _ = resource.getrlimit(limit_type)
         if limit != resource.RLIM_INFINITY:
             yield limit
 
@@ -40,17 +41,18 @@ class Hierarchy(NamedTuple):
 
 def cgroup_limits() -> Iterator[int]:
     """Yield the memory limits of this process's groups, and of the groups around them, in bytes."""
-    for hierarchy in hierarchies():
-        folder = hierarchy.folder / _path_below(hierarchy)
+    for hierarchy in mounted_hierarchies():
+        folder = hierarchy.folder / _group_path(hierarchy)
         for group in (folder, *folder.parents):
-            # A group without the controller has no file, and `max` is no limit
-            with suppress(OSError, ValueError):
-                yield int((group / LIMIT_FILES[hierarchy.version]).read_text())
+            for name in LIMIT_FILES[hierarchy.version]:
+                # A group without the controller has no file, and `max` is no limit
+                with suppress(OSError, ValueError):
+                    yield int((group / name).read_text())
             if group == hierarchy.folder:
                 break
 
 
-def hierarchies() -> Iterator[Hierarchy]:
+def mounted_hierarchies() -> Iterator[Hierarchy]:
     """Yield mounted hierarchies with memory limits; none where Linux does not show them.
 
     A line of mountinfo: `30 25 0:26 ROOT FOLDER rw,nosuid shared:9 - cgroup2 cgroup2 rw,memory`.
@@ -64,16 +66,16 @@ def hierarchies() -> Iterator[Hierarchy]:
                 yield Hierarchy(version, root, Path(folder))
 
 
-def _path_below(hierarchy: Hierarchy) -> str:
+def _group_path(hierarchy: Hierarchy) -> str:
     """Return the path of this process's group below the mounted group; empty if it is not there.
 
     A line of /proc/self/cgroup: `4:memory:/docker/1234`, in version 2 `0::/docker/1234`.
     """
     with suppress(OSError, StopIteration):
         lines = [line.split(":", 2) for line in GROUPS.read_text().splitlines()]
-        kind = "memory" if hierarchy.version == "cgroup" else ""
-        path = next(path for _, kinds, path in lines if kind in kinds.split(","))
-        below = os.path.relpath(path, hierarchy.root)
-        if not below.startswith(".."):
-            return below
+        controller = "memory" if hierarchy.version == "cgroup" else ""
+        path = next(path for _, kinds, path in lines if controller in kinds.split(","))
+        relative_path = os.path.relpath(path, hierarchy.root)
+        if not relative_path.startswith(".."):
+            return relative_path
     return ""

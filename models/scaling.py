@@ -13,48 +13,49 @@ FP8's matmuls take no sides but multiples of 16: of a layer, and the tokens of a
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from models.errors import by_pattern
+from models.errors import format_name_patterns
 
-FILTERS = "quantize.linear.float8.filter_fqns"
-MULTIPLE = 16
+FILTER_KEY = "quantize.linear.float8.filter_fqns"
+SIDE_MULTIPLE = 16
 
 
 class Scaling(NamedTuple):
     """How the operands of a linear layer's three matmuls are cast."""
 
-    by_rows: bool  # an operand's rows have scales of their own
+    row_scales: bool  # an operand's rows have scales of their own
     matmuls: int = 3  # in FP8, of a layer's three; the others are in bf16
 
 
 SCALINGS = {
-    "tensorwise": Scaling(by_rows=False),
-    "rowwise": Scaling(by_rows=True),
-    "rowwise_with_gw_hp": Scaling(by_rows=True, matmuls=2),
+    "tensorwise": Scaling(row_scales=False),
+    "rowwise": Scaling(row_scales=True),
+    "rowwise_with_gw_hp": Scaling(row_scales=True, matmuls=2),
 }
 
 
-def unfit_layers(shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+def find_unfit_layers(shapes: Mapping[str, tuple[int, int]]) -> list[str]:
     """Name the layers with a side of no multiple of 16: FP8 cannot multiply them.
 
     `shapes`: (out_features, in_features) by module name.
     """
-    return [name for name, sides in shapes.items() if any(side % MULTIPLE for side in sides)]
+    return [name for name, sides in shapes.items() if any(side % SIDE_MULTIPLE for side in sides)]
 
 
 def explain_unfit_layers(names: list[str]) -> str:
-    """Say what to do about `unfit_layers`."""
+    """Say what to do about the layers of `find_unfit_layers`."""
+    patterns = format_name_patterns(names)
     return (
-        f"FP8 needs layers whose sides are multiples of {MULTIPLE}: add {by_pattern(names)} to "
-        f"{FILTERS}, or choose another model.flavor or model.sizes"
+        f"FP8 needs layers whose sides are multiples of {SIDE_MULTIPLE}: add {patterns} to "
+        f"{FILTER_KEY}, or choose another model.flavor or model.sizes"
     )
 
 
 def explain_unfit_tokens(seq_len: int, batch: int) -> str | None:
     """Say why FP8 cannot multiply the tokens of a forward pass; None if it can."""
     tokens = seq_len * batch
-    if tokens % MULTIPLE == 0:
+    if tokens % SIDE_MULTIPLE == 0:
         return None
     return (
-        f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of {MULTIPLE}, since the "
-        "weight-gradient GEMM contracts over tokens"
+        f"seq_len x local_batch_size is {tokens}; FP8 needs a multiple of {SIDE_MULTIPLE}, since "
+        "the weight-gradient GEMM contracts over tokens"
     )

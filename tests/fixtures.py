@@ -1,5 +1,7 @@
-"""Fixtures of all tests."""
+"""Fixtures of all tests. A process that hands out tests to others imports no torch, which takes
+seconds; hence the imports within functions."""
 
+import importlib
 import logging
 import os
 import signal
@@ -13,21 +15,16 @@ os.environ.setdefault(
     "TORCHINDUCTOR_COMPILE_THREADS", "1"
 )  # ... which another pool of processes would not
 import pytest
-import torch
-import torch.distributed as dist
 
-from experiments.config.keys import Config
-from experiments.config.recipes import Recipe
-from experiments.corpus.rows import open_data
-from experiments.jobs.command import Stop, code_of
-from experiments.records.run import METRICS, LogInterval, read_log
+from experiments.jobs.command import StopRequest, run_command
+from experiments.records.run import METRICS, read_log
 from experiments.run import main
-from experiments.training.attempt import RunDirectory, be_alone
-from experiments.training.plan import plan
-from experiments.training.trainer import Trainer
-from models import device  # noqa: F401
-from models.architectures import architectures
 from tests.make_corpus import words, write_parquet, write_tokenizer
+
+
+def pytest_collectstart():
+    """Make a CPU a device of torchtitan before anything of torchtitan is imported."""
+    importlib.import_module("models.device")
 
 
 def pytest_collection_modifyitems(items):
@@ -37,6 +34,8 @@ def pytest_collection_modifyitems(items):
         item.path for item in items if "slow" in item.keywords and "gpu" not in item.keywords
     )
     items.sort(key=lambda item: -slow[item.path])
+    import torch
+
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
@@ -49,7 +48,8 @@ def process_as_before():
     handlers of signals and a process group."""
     root, environment = logging.getLogger(), dict(os.environ)
     handlers, mask = root.handlers[:], signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    answers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGQUIT)
+    answers = {number: signal.getsignal(number) for number in numbers}
     yield
     root.handlers = handlers
     os.environ.clear()
@@ -57,6 +57,8 @@ def process_as_before():
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, answer in answers.items():
         signal.signal(number, answer)
+    import torch.distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -64,7 +66,9 @@ def process_as_before():
 @pytest.fixture
 def flavors(monkeypatch):
     """Copies: torchtitan writes a config's keys there."""
-    for architecture in architectures():
+    from models.architectures import list_architectures
+
+    for architecture in list_architectures():
         for flavor, args in architecture.flavors.items():
             monkeypatch.setitem(architecture.flavors, flavor, replace(args))
 
@@ -72,13 +76,18 @@ def flavors(monkeypatch):
 @pytest.fixture
 def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log."""
+    from experiments.config.recipes import Recipe
+    from experiments.corpus.rows import open_data
+    from experiments.training.attempt import RunDirectory, init_single_process
+    from experiments.training.plan import plan
+    from experiments.training.trainer import Trainer
 
-    def steps(config, count=1, recipe=None) -> tuple[Trainer, list[LogInterval]]:
+    def steps(config, count=1, recipe=None) -> tuple:
         folder = Path(mkdtemp(dir=tmp_path))
         config.job.dump_folder = str(folder)
-        be_alone()
+        init_single_process()
         planned, _ = open_data(plan(recipe or Recipe("test", "", config)))
-        trainer = Trainer(planned, Stop(), RunDirectory(folder, planned))
+        trainer = Trainer(planned, StopRequest(), RunDirectory(folder, planned))
         trainer.begin()
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):
@@ -95,7 +104,7 @@ def run_here(flavors):
     shows no more."""
 
     def run(*arguments) -> int:
-        return code_of(lambda: main([*map(str, arguments)]))
+        return run_command(lambda: main([*map(str, arguments)]))
 
     return run
 
@@ -106,7 +115,7 @@ def fails(capsys):
     code 2."""
 
     def call(main, *arguments) -> str:
-        assert code_of(lambda: main([*map(str, arguments)])) == 2
+        assert run_command(lambda: main([*map(str, arguments)])) == 2
         errors = capsys.readouterr().err
         assert errors.startswith("error: ") and "Traceback" not in errors
         return errors
@@ -129,6 +138,8 @@ def program(tmp_path, monkeypatch):
 @pytest.fixture
 def config(tmp_path):
     """Rows of 4 tokens from a corpus of 30 documents of 8, end-of-text included."""
+    from experiments.config.keys import Config
+
     config = Config()
     config.model.hf_assets_path = str(tmp_path / "tokenizer.json")
     config.data.cache_dir = str(tmp_path / "cache")

@@ -4,20 +4,14 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator
+import resource
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from torch import Tensor, nn
 from torchtitan.distributed import ParallelDims
 
-from experiments.corpus.rows import Loader, open_data
-from experiments.jobs.command import Stop, code_of
+from experiments.jobs.command import run_command
 from experiments.records.run import Attempt, Proof, RunRecord, read_log
-from experiments.training.attempt import be_alone
-from experiments.training.plan import Plan
-from experiments.training.trainer import Trainer
 from models.float8 import EMULATED, choose_matmul
 from models.scaling import SCALINGS
 
@@ -69,23 +63,8 @@ def call(main, *arguments) -> tuple[int, str]:
         contextlib.redirect_stderr(printed),
         patch.dict(os.environ),
     ):
-        code = code_of(lambda: main([*map(str, arguments)]))
+        code = run_command(lambda: main([*map(str, arguments)]))
     return code, printed.getvalue()
-
-
-def trained(planned: Plan) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]:
-    """Train a run here; returns the model, and batches of inputs and labels that it was not trained
-    on."""
-    planned, _ = open_data(planned)
-    config = planned.config
-    be_alone()
-    with TemporaryDirectory() as config.job.dump_folder:
-        trainer = Trainer(planned, Stop())
-        trainer.train()
-        trainer.close()
-    config.debug.seed += 1
-    batches = iter(Loader(planned.token_file, config))
-    return trainer.model_parts[0], ((inputs["input"], labels) for inputs, labels in batches)
 
 
 def losses_of(run: Path) -> list[float]:
@@ -99,9 +78,20 @@ def losses_of(run: Path) -> list[float]:
 def proves_its_fp8(proof: Proof) -> None:
     """All converted layers ran in FP8; or none did, where this machine has to emulate it, as
     scales of rows on a CPU with torch 2.11."""
-    emulated = choose_matmul(SCALINGS[proof.recipe_name], emulate=False).how == EMULATED
+    emulated = choose_matmul(SCALINGS[proof.recipe_name], emulate=False).kind == EMULATED
     assert proof.emulated == emulated and proof.fp8_flops_expected > 0
     if emulated:
         assert proof.fp8_flops == 0
     else:
         assert proof.fp8_flops >= proof.fp8_flops_expected
+
+
+@contextlib.contextmanager
+def room_for(size: int):
+    """Let a limit on file sizes stand in for a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -16,7 +16,7 @@ bounded = settings(
     max_examples=60, deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-KEYS = [*recipes.flat(Config().to_dict())]
+KEYS = [*recipes.flatten_sections(Config().to_dict())]
 ANY = st.characters(exclude_categories=[])
 OF_OTHER_TYPES = st.sampled_from(["1e3", "yes", "null", "", "12", "a: b # c", "*x", "2001-01-01"])
 TEXT = st.text(ANY, max_size=20) | OF_OTHER_TYPES
@@ -50,8 +50,10 @@ def test_keys_of_the_command_line(override):
 
 
 @bounded
-@given(study=st.fixed_dictionaries({}, optional=dict.fromkeys(studies.Study.model_fields, VALUES)))
+@given(
+    study=st.fixed_dictionaries({}, optional=dict.fromkeys(studies.StudyPlan.model_fields, VALUES))
+)
 def test_studies(tmp_path, study):
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study))
     with contextlib.suppress(InputError):
-        assert studies.read(tmp_path / "study.yaml").runs()
+        assert studies.read_study_plan(tmp_path / "study.yaml").list_runs()

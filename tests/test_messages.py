@@ -19,9 +19,10 @@ from unittest.mock import patch
 
 import pytest
 
-from experiments.config.yaml_with_origins import LISTED
+from experiments.config.yaml_with_origins import LIST_COMMAND
 from models import device
-from models.architectures import architectures
+from models.architectures import list_architectures
+from models.errors import PYTHON
 from tests.make_corpus import words, write_parquet, write_tokenizer
 from tests.processes import ROOT
 from tests.runs import call
@@ -44,11 +45,13 @@ def said(case: str) -> str:
     with patch.dict(os.environ, dict(each.split("=") for each in variables.split())):
         code, message = call(importlib.import_module(command).main, *shlex.split(words))
     message = message[max(0, message.find("error: ")) :].replace(os.getcwd(), "HERE")
-    flavors = [flavor for each in architectures() for flavor in each.flavors]
+    flavors = [flavor for each in list_architectures() for flavor in each.flavors]
     message = message.replace(", ".join(flavors), "FLAVORS")
     message = re.sub(r"of [\d.]+ GiB", "of N GiB", message)
+    message = message.replace(PYTHON, ".venv/bin/python")
     # few recipes are left without extensions, and so all are named
-    message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", LISTED, message)
+    list_command = LIST_COMMAND.replace(PYTHON, ".venv/bin/python")
+    message = re.sub(r"choose [^)]*\bbaseline\b[^)]*", f"{list_command} has all", message)
     # a library's words
     message = re.sub(r"\((\w+Invalid|HF\w+|Exception): .*?\)(?=:)", r"(\1)", message)
     return f"{case}\nexit {code}\n{message.rstrip()}"
@@ -57,7 +60,7 @@ def said(case: str) -> str:
 @contextlib.contextmanager
 def folder_with_files():
     """Work in a temporary folder with the bad files, without the variables of ranks."""
-    names = re.compile("RANK|SLURM|WORLD_SIZE|MASTER_|CUDA_VISIBLE|CXX")
+    names = re.compile("RANK|SLURM|PET_|WORLD_SIZE|MASTER_|CUDA_VISIBLE|CXX")
     others = {name: value for name, value in os.environ.items() if not names.search(name)}
     with (
         tempfile.TemporaryDirectory() as folder,

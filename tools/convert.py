@@ -17,8 +17,8 @@ from pathlib import Path
 
 import yaml
 
-from experiments.config.yaml_with_origins import dump, load_sections
-from experiments.jobs.command import BAD_INPUT, COMPLETED, CommandLine, leave
+from experiments.config.yaml_with_origins import dump_yaml, load_sections
+from experiments.jobs.command import EXIT_BAD_INPUT, EXIT_COMPLETED, CommandLine, exit_with
 from experiments.records.files import lock_folder, write_whole
 from experiments.records.run import MANIFEST_OF_LAYOUT_4 as MANIFEST
 from experiments.records.run import (
@@ -46,8 +46,8 @@ ATTEMPT_FACTS = Attempt.model_fields.keys() - {"number", "timing"}
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("tools.convert", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="what to convert")
-    args = parser.parse(argv)
-    code = COMPLETED
+    args = parser.parse_arguments(argv)
+    code = EXIT_COMPLETED
     for top in args.folders:
         runs = find_runs(top)
         if not runs and not any(top.rglob(RUN_RECORD)):
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
                 convert(folder)
                 print(f"converted: {folder}")
             except RecordError as error:
-                code = BAD_INPUT
+                code = EXIT_BAD_INPUT
                 print(f"stays as it is: {error}")
     return code
 
@@ -199,7 +199,7 @@ def drop_plan(path: Path) -> None:
     resolved = sections.get("resolved")
     if isinstance(resolved, dict) and "plan" in resolved:
         del resolved["plan"]
-        write_whole(path, dump(sections))
+        write_whole(path, dump_yaml(sections))
 
 
 def delete_old_records(folder: Path) -> None:
@@ -214,4 +214,4 @@ def delete_old_records(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.packed import PACKED_STEPS, PackedRun
 from analysis.runs import log_table, read_environments, read_run
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from experiments.records.files import write_whole
 from experiments.records.run import (
     METRICS,
@@ -34,14 +34,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("tools.pack_results", __doc__)
     parser.add_argument("study", type=Path, metavar="STUDY", help="folder of a study")
     parser.add_argument("folder", type=Path, metavar="DIR", help="new folder")
-    args = parser.parse(argv)
+    args = parser.parse_arguments(argv)
     if not (args.study / STUDY_FILE).exists():
         raise InputError(f"{args.study}: holds no {STUDY_FILE}: name the folder of a study")
     if args.folder.exists():
         raise InputError(f"{args.folder}: is there already: name a new folder")
     count = pack(args.study, args.folder)
     print(f"{count} runs: {args.folder / PACKED_RUNS}, {args.folder / PACKED_STEPS}")
-    return COMPLETED
+    return EXIT_COMPLETED
 
 
 def pack(study: Path, folder: Path) -> int:
@@ -71,4 +71,4 @@ def pack(study: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

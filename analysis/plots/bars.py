@@ -101,11 +101,13 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     words = used.map("\nMFU {:.1%}".format).mask(used.isna(), "")
     axes.set_yticklabels(used.index.map(short_name) + words)
     record = comparison.study.completed[used.index[0]][0].record
-    note(
-        axes,
-        f"By the mean steady step, on {record.last_attempt.hardware.name}, in runs of {MIN_STEPS} "
-        "steps or more. Marks: several runs. MFU: of the bf16 peak, for FP8 too.",
-    )
+    device = record.last_attempt.hardware.name
+    text = f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more."
+    if not runs.index.is_unique:
+        text += " Marks: several runs."
+    if used.notna().any():
+        text += " MFU: of the bf16 peak, for FP8 too."
+    note(axes, text)
 
 
 @plot

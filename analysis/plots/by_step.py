@@ -23,7 +23,7 @@ from analysis.plots.style import (
 )
 from analysis.runs import Run, last_tenth
 from analysis.speed import estimate
-from models.flops import count
+from models.flops import format_parameters
 
 POINTS = 400  # at least, of a line that has more
 FAR = 5  # margins from the reference's loss, at which the axis ends
@@ -226,7 +226,7 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     record = runs[0].record
     note(
         axes,
-        f"{count(record.parameters)} parameters on {record.world_size} "
+        f"{format_parameters(record.parameters)} parameters on {record.world_size} "
         f"{record.last_attempt.hardware.name}. The clock starts with "
         f"{comparison.study.clock_start}.",
     )

@@ -1,7 +1,7 @@
 """Declare the keys of a recipe: torchtitan's `JobConfig`, and a few keys it lacks.
 
-A key keeps torchtitan's section, name, default and documentation. `LIMITS` narrows the values of
-torchtitan's keys, and `LEFT_OUT` lists the keys of torchtitan that no recipe sets. The classes
+A key has torchtitan's section, name, default and documentation. `LIMITS` narrows the values of
+torchtitan's keys, and `REFUSED_KEYS` lists the keys of torchtitan that no recipe sets. The classes
 declare the keys that this project adds.
 """
 
@@ -15,33 +15,34 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from models import device  # noqa: F401  # before torchtitan: see there  # isort: skip
+from models import device  # noqa: F401  # before torchtitan: device.py says why  # isort: skip
 from torchtitan.config import job_config as titan
 
 from experiments.config.moved_keys import find_move
-from experiments.config.unread import FLOAT8, SCALING
+from experiments.config.unread import FLOAT8_SECTION, SCALING_KEY, explain_unread_keys
 from experiments.config.yaml_with_origins import (
     EXTENSIONS,
-    Keys,
-    flat,
-    refusal,
-    validated,
+    Layer,
+    flatten_sections,
+    make_input_error,
+    validate_layer,
 )
 from experiments.records.run import AtLeast1, Count, Seed, Share, Steps
 from models.scaling import SCALINGS, explain_unfit_tokens
 
-BY_ROWS = [name for name, scaling in SCALINGS.items() if scaling.by_rows]
+ROW_SCALINGS = [name for name, scaling in SCALINGS.items() if scaling.row_scales]
 
 AutoOrCount = Literal[-1] | AtLeast1
-Size = Annotated[int, Field(ge=1, le=1_000_000)] | None
+OptionalSize = Annotated[int, Field(ge=1, le=1_000_000)] | None
+Timeout = Annotated[int, Field(ge=1, le=10**6)]  # s
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[Finite, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[FiniteFloat, Field(ge=0, le=1e38)]  # float32 ends at 3.4e38
 
 BPE_END_OF_TEXT = "<|end_of_text|>"  # of the BPE that is trained on the corpus
 
-NOTHING_IN_FP8 = (
-    f"is not read, because without {SCALING} nothing is in FP8: set that, to tensorwise for "
+FP8_IS_OFF = (
+    f"is not read, because without {SCALING_KEY} nothing is in FP8: set that, to tensorwise for "
     "torchtitan's default, or leave this out"
 )
 
@@ -51,13 +52,12 @@ LIMITS = {
     "profiling.profiler_warmup": Count,
     "metrics.log_freq": AtLeast1,
     "optimizer.name": Literal["AdamW"],
-    "optimizer.lr": NotNegative,
+    "optimizer.lr": NonNegative,
     "optimizer.beta1": Beta,
     "optimizer.beta2": Beta,
-    # With 0, a parameter without a gradient becomes nan; beside a large one, gradients count for
-    # nothing
+    # With 0, a parameter without a gradient becomes nan; with a large value, gradients do nothing
     "optimizer.eps": Annotated[float, Field(gt=0, le=1e-4)],
-    "optimizer.weight_decay": NotNegative,
+    "optimizer.weight_decay": NonNegative,
     "lr_scheduler.warmup_steps": Count,
     "lr_scheduler.total_steps": AtLeast1 | None,
     "lr_scheduler.decay_ratio": Share | None,
@@ -67,93 +67,99 @@ LIMITS = {
     "training.seq_len": Annotated[int, Field(ge=2, lt=2**31)],
     "training.max_norm": Annotated[float, Field(gt=0)],
     "training.steps": Steps,
+    "training.gc_freq": AtLeast1,
+    "training.dataloader.num_workers": Count,
+    "training.dataloader.prefetch_factor": AtLeast1 | None,
     "parallelism.data_parallel_replicate_degree": AtLeast1,
     "parallelism.data_parallel_shard_degree": AutoOrCount,
+    "comm.init_timeout_seconds": Timeout,
+    "comm.train_timeout_seconds": Timeout,
+    "comm.trace_buf_size": Count,
     "checkpoint.interval": AtLeast1,
-    # not 1: the last may be half written
+    # not 1: the newest checkpoint may be half written
     "checkpoint.keep_latest_k": Literal[0] | Annotated[int, Field(ge=2)],
     "activation_checkpoint.selective_ac_option": Annotated[str, Field(pattern=r"^(op|[1-9]\d*)$")],
-    # the compiler; the other two, which generate no code, are for looking for its errors
+    # Inductor is the compiler; the other two generate no code and help to find its errors
     "compile.backend": Literal["inductor", "aot_eager", "eager"],
-    # how operands are scaled, which turns FP8 on
-    SCALING: Literal[tuple(SCALINGS)] | None,
+    # how operands are scaled; a value turns FP8 on
+    SCALING_KEY: Literal[tuple(SCALINGS)] | None,
 }
-"""Values of torchtitan's keys, where they are fewer than torchtitan's."""
+"""The values of torchtitan's keys, where a recipe may have fewer than torchtitan allows."""
 
-NOT_BUILT = "not supported: FSDP shards the model instead; leave it out"
-NOT_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
-IN_FOLDER = "always in the run's folder, which is --out; leave it out"
-UNUSED = "not supported; leave it out"
-LEFT_OUT = {
+USE_FSDP = "not supported: FSDP shards the model instead; leave it out"
+USE_FLOAT8 = "not supported: FP8 is quantize.linear.float8; leave it out"
+IN_RUN_FOLDER = "always in the run's folder, which is --out; leave it out"
+NOT_SUPPORTED = "not supported; leave it out"
+REFUSED_KEYS = {
     "job.": "not a recipe key: set the folder with --out and the text with `description`",
-    "profiling.save_": IN_FOLDER,
-    "metrics.save_tb_folder": IN_FOLDER,
+    "profiling.save_": IN_RUN_FOLDER,
+    "metrics.save_tb_folder": IN_RUN_FOLDER,
     "model.name": "follows from model.flavor; leave it out",
     "model.converters": "follows from quantize.linear.float8.recipe_name: set that, to tensorwise "
     "for torchtitan's default, and leave this out",
     "model.tokenizer_path": "is model.hf_assets_path",
-    "model.print_after_conversion": UNUSED,
+    "model.print_after_conversion": NOT_SUPPORTED,
     "optimizer.early_step_in_backward": "would leave no gradients to look at; leave it out",
-    "training.enable_cpu_offload": UNUSED,
-    "training.gc_debug": UNUSED,
+    "training.enable_cpu_offload": NOT_SUPPORTED,
+    "training.gc_debug": NOT_SUPPORTED,
     "parallelism.tensor_": "compiled, its backward pass fails in torch 2.13, with "
     "and without FP8; leave it out: FSDP shards the model instead",
-    "parallelism.pipeline_": NOT_BUILT,
-    "parallelism.context_": NOT_BUILT,
-    "parallelism.expert_": NOT_BUILT,
-    "parallelism.disable_loss_parallel": NOT_BUILT,
-    "parallelism.enable_async_tensor_parallel": NOT_BUILT,
-    "parallelism.module_fqns_per_model_part": NOT_BUILT,
-    "checkpoint.folder": IN_FOLDER,
-    "checkpoint.enable_ft_": UNUSED,
-    "checkpoint.initial_load_in_hf": UNUSED,
-    "checkpoint.last_save_in_hf": UNUSED,
-    "checkpoint.load_": UNUSED,
-    "checkpoint.exclude_from_loading": UNUSED,
-    "checkpoint.create_seed_checkpoint": UNUSED,
+    "parallelism.pipeline_": USE_FSDP,
+    "parallelism.context_": USE_FSDP,
+    "parallelism.expert_": USE_FSDP,
+    "parallelism.disable_loss_parallel": USE_FSDP,
+    "parallelism.enable_async_tensor_parallel": USE_FSDP,
+    "parallelism.module_fqns_per_model_part": USE_FSDP,
+    "checkpoint.folder": IN_RUN_FOLDER,
+    "checkpoint.enable_ft_": NOT_SUPPORTED,
+    "checkpoint.initial_load_in_hf": NOT_SUPPORTED,
+    "checkpoint.last_save_in_hf": NOT_SUPPORTED,
+    "checkpoint.load_": NOT_SUPPORTED,
+    "checkpoint.exclude_from_loading": NOT_SUPPORTED,
+    "checkpoint.create_seed_checkpoint": NOT_SUPPORTED,
     "compile.artifacts_dir": "PyTorch keeps compiled kernels, in $TORCHINDUCTOR_CACHE_DIR; "
     "leave it out",
-    "quantize.linear.mx": NOT_FLOAT8,
-    "quantize.grouped_mm": NOT_FLOAT8,
-    "comm.save_": IN_FOLDER,
-    "comm.mode": UNUSED,
-    "debug.moe_": UNUSED,
-    "memory_estimation": UNUSED,
-    "fault_tolerance": UNUSED,
+    "quantize.linear.mx": USE_FLOAT8,
+    "quantize.grouped_mm": USE_FLOAT8,
+    "comm.save_": IN_RUN_FOLDER,
+    "comm.mode": NOT_SUPPORTED,
+    "debug.moe_": NOT_SUPPORTED,
+    "memory_estimation": NOT_SUPPORTED,
+    "fault_tolerance": NOT_SUPPORTED,
     "experimental": "would run code that the recipe names; leave it out",
-    "validation": UNUSED,
+    "validation": NOT_SUPPORTED,
 }
-"""torchtitan's keys that no recipe sets, by how they begin, and what to do instead."""
+"""What to do instead of torchtitan's keys that no recipe sets, by the beginning of the key."""
 
 
-class Sizes:
+class SizeOverrides:
     """Sizes in place of the flavor's; null keeps them."""
 
-    dim: Size = None
+    dim: OptionalSize = None
     """Features of the residual stream."""
 
-    n_layers: Size = None
+    n_layers: OptionalSize = None
     """Transformer blocks."""
 
-    n_heads: Size = None
+    n_heads: OptionalSize = None
     """Heads of queries. A Llama's heads have dim / n_heads features each."""
 
-    n_kv_heads: Size = None
+    n_kv_heads: OptionalSize = None
     """Heads of keys and values, which divide n_heads."""
 
-    head_dim: Size = None
+    head_dim: OptionalSize = None
     """Features of a head; null in a Llama, whose heads have dim / n_heads."""
 
-    hidden_dim: Size = None
+    hidden_dim: OptionalSize = None
     """Width of the SwiGLU layer; a Llama's null is the flavor's rule for dim (8/3 of it, scaled and
     rounded up)."""
 
-    vocab_size: Size = None
+    vocab_size: OptionalSize = None
     """Rows of the embedding and of the output head; `data.bpe_vocab_size` is the tokenizer's."""
 
 
 class Model(titan.Model):
-    sizes: Sizes
+    sizes: SizeOverrides
     """Sizes in place of the flavor's, as `{dim: 512, n_layers: 8}`."""
 
     attention_backend: Literal["auto", "flash", "cudnn", "math"] = "auto"
@@ -181,8 +187,8 @@ class Compile(titan.Compile):
 
 class Comm(titan.Comm):
     nccl_max_ctas: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Most thread blocks, each on a multiprocessor of its own, that NCCL uses for a collective
-    (NCCL_MAX_CTAS); null leaves it to NCCL and the environment. GPUs only."""
+    """Most thread blocks that NCCL uses for a collective (NCCL_MAX_CTAS), each on one
+    multiprocessor; null leaves it to NCCL and the environment. GPUs only."""
 
 
 class Debug(titan.Debug):
@@ -217,11 +223,11 @@ class Data:
     tokenizer's tokenizer_config.json, else a special token of a usual name, as `<eos>`."""
 
     cache_dir: str = ".cache/data"
-    """Where prepared token files are kept, one folder per content hash."""
+    """Folder of the prepared token files, one folder per content hash."""
 
 
 class Config(titan.JobConfig):
-    # for its sections too
+    # Holds for its sections too
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     model: Model
@@ -231,178 +237,210 @@ class Config(titan.JobConfig):
     data: Data
 
 
-def finish(cls: type, path: str = "") -> type:
+def make_dataclasses(cls: type, prefix: str = "") -> type:
     """Turn a section's class, and the classes of its sections, into dataclasses.
 
     Every field has a default. With `LIMITS`, torchtitan's `optimizer.lr: float = 8e-4` becomes
-    `lr: NotNegative = 8e-4`. A key of `LEFT_OUT` becomes a ClassVar: pydantic refuses it in a
-    recipe, and torchtitan reads its own value. `path` is the section's, with a dot at its end.
+    `lr: NonNegative = 8e-4`. A key of `REFUSED_KEYS` becomes a ClassVar: pydantic refuses it in a
+    recipe, and torchtitan reads its default. `prefix` is the section's path with a dot at its end.
     """
-    for key in fields(cls.__base__) if is_dataclass(cls.__base__) else ():
-        name = f"{path}{key.name}"
-        if name.startswith(tuple(LEFT_OUT)):
-            cls.__annotations__[key.name] = ClassVar
-            setattr(cls, key.name, getattr(cls.__base__(), key.name))
-        elif name in LIMITS:
-            cls.__annotations__[key.name] = LIMITS[name]
-        elif is_dataclass(key.type) and key.name not in cls.__annotations__:
-            section = type(key.type.__name__, (key.type,), {"__module__": __name__})
-            cls.__annotations__[key.name] = section
-    for name, kind in cls.__annotations__.items():
-        if getattr(kind, "__module__", "") == __name__:
-            setattr(cls, name, field(default_factory=finish(kind, f"{path}{name}.")))
+    titan_class = cls.__base__
+    titan_fields = fields(titan_class) if is_dataclass(titan_class) else ()
+    for titan_field in titan_fields:
+        name = titan_field.name
+        key = f"{prefix}{name}"
+        if key.startswith(tuple(REFUSED_KEYS)):
+            cls.__annotations__[name] = ClassVar
+            setattr(cls, name, getattr(titan_class(), name))
+        elif key in LIMITS:
+            cls.__annotations__[name] = LIMITS[key]
+        elif is_dataclass(titan_field.type) and name not in cls.__annotations__:
+            titan_section = titan_field.type
+            section = type(titan_section.__name__, (titan_section,), {"__module__": __name__})
+            cls.__annotations__[name] = section
+    for name, annotation in cls.__annotations__.items():
+        if getattr(annotation, "__module__", "") == __name__:  # a section's class of this file
+            section = make_dataclasses(annotation, f"{prefix}{name}.")
+            setattr(cls, name, field(default_factory=section))
     return dataclass(cls)
 
 
-finish(Config)
+make_dataclasses(Config)
 DEFAULTS = Config()
 
 
 # ---- validate ----
 
 
-def extensions_of(keys: Keys | None = None) -> dict[str, ModuleType]:
+def import_extensions(layer: Layer | None = None) -> dict[str, ModuleType]:
     """Import the extensions whose sections a recipe has; without a recipe, all with a section."""
-    there = [path.parent.name for path in EXTENSIONS.glob("*/__init__.py")]
-    entered = [name for name in keys or there if name in there]
-    modules = {name: importlib.import_module(f"extensions.{name}") for name in entered}
-    return {name: module for name, module in modules.items() if hasattr(module, "Keys")}
+    names = [path.parent.name for path in EXTENSIONS.glob("*/__init__.py")]
+    if layer:
+        names = [key for key in layer if key in names]
+    extensions = {}
+    for name in names:
+        module = importlib.import_module(f"extensions.{name}")
+        if hasattr(module, "Section"):
+            extensions[name] = module
+    return extensions
 
 
-def validate(keys: Keys, extensions: dict[str, ModuleType], unread: Sequence[str] = ()) -> Config:
-    """Validate keys one by one, then together; fill in defaults.
+def validate_recipe(
+    layer: Layer, extensions: dict[str, ModuleType], unread_keys: Sequence[str] = ()
+) -> Config:
+    """Validate the keys of a recipe one by one, then together; fill in defaults.
 
-    Validates JSON, because in strict Python mode pydantic takes no dict for a dataclass. Raises
+    Pydantic gets JSON, because its strict Python mode takes no dict for a dataclass. Raises
     `InputError` with a line for each wrong key.
 
     Args:
-        unread: keys of FP8 that are refused where no `recipe_name` turns FP8 on.
+        unread_keys: keys of FP8 that are refused where no `recipe_name` turns FP8 on.
     """
-    own = [(name, extension.Keys) for name, extension in extensions.items()]
-    sections = validator(*own)
-    config = validated(
-        lambda data: sections.validate_json(json.dumps(data)), keys, known_keys(), find_replacement
+    sections = [(name, extension.Section) for name, extension in extensions.items()]
+    validator = make_validator(*sections)
+    config = validate_layer(
+        lambda data: validator.validate_json(json.dumps(data)), layer, list_keys(), find_replacement
     )
-    found = contradictions(config)
+    contradictions = [*find_contradictions(config), *explain_unread_keys(layer, config)]
     if config.quantize.linear.float8.recipe_name is None:
-        found += [(key, NOTHING_IN_FP8) for key in unread]
+        contradictions += [(key, FP8_IS_OFF) for key in unread_keys]
     for extension in extensions.values():
         if hasattr(extension, "contradictions"):
-            found += extension.contradictions(config)
-    if found:
-        raise refusal(keys, found)
+            contradictions += extension.contradictions(config)
+    if contradictions:
+        raise make_input_error(layer, contradictions)
     return config
 
 
 @cache  # one class for each set of extensions: dataclasses of two classes are never equal
-def validator(*extensions: tuple[str, type]) -> TypeAdapter:
-    """Make the validator of recipes with these sections of extensions: (name, dataclass) each."""
-    sections = [(name, keys, field(default=None)) for name, keys in extensions]
-    return TypeAdapter(make_dataclass("WithExtensions", sections, bases=(Config,)))
+def make_validator(*sections: tuple[str, type]) -> TypeAdapter:
+    """Make the validator of recipes with sections of extensions: (name, dataclass) each."""
+    section_fields = [(name, section, field(default=None)) for name, section in sections]
+    return TypeAdapter(make_dataclass("WithExtensions", section_fields, bases=(Config,)))
 
 
-def contradictions(config: Config) -> list[tuple[str, str]]:
+def find_contradictions(config: Config) -> list[tuple[str, str]]:
     """List contradictions between keys: (the key to look at, what to do) each."""
-    training, float8 = config.training, config.quantize.linear.float8
-    local, whole = training.local_batch_size, training.global_batch_size
-    total_steps = config.lr_scheduler.total_steps
-    unfit_tokens = explain_unfit_tokens(training.seq_len, local)
-    profiling = config.profiling
-    traced = profiling.profiler_warmup + profiling.profiler_active
-    rules = [
-        (
-            whole > 0 and whole % local,
+    training = config.training
+    dataloader = training.dataloader
+    batch_size = training.local_batch_size
+    global_batch_size = training.global_batch_size
+    contradictions = []
+
+    def add(key: str, sentence: str) -> None:
+        contradictions.append((key, sentence))
+
+    if global_batch_size > 0 and global_batch_size % batch_size:
+        add(
             "training.global_batch_size",
-            f"should be a multiple of local_batch_size ({local}), got {whole}",
-        ),
-        (
-            total_steps and total_steps < training.steps,
+            f"should be a multiple of local_batch_size ({batch_size}), got {global_batch_size}",
+        )
+    total_steps = config.lr_scheduler.total_steps
+    if total_steps and total_steps < training.steps:
+        add(
             "lr_scheduler.total_steps",
             f"should be at least training.steps ({training.steps}), got {total_steps}",
-        ),
-        (
-            profiling.enable_profiling and profiling.profile_freq <= traced,
+        )
+    profiling = config.profiling
+    profiled_steps = profiling.profiler_warmup + profiling.profiler_active
+    if profiling.enable_profiling and profiling.profile_freq <= profiled_steps:
+        add(
             "profiling.profile_freq",
-            f"should be more than profiler_warmup + profiler_active ({traced})",
-        ),
-        (
-            config.compile.enable and not config.compile.components,
+            f"should be more than profiler_warmup + profiler_active ({profiled_steps})",
+        )
+    if config.compile.enable and not config.compile.components:
+        add(
             "compile.components",
             "leaves nothing to compile; set compile.enable to false, or this to [model, loss]",
-        ),
-        (
-            config.activation_checkpoint.mode == "memory_budget"
-            and not config.compile.compiles_model,
+        )
+    if config.activation_checkpoint.mode == "memory_budget" and not config.compile.compiles_model:
+        add(
             "activation_checkpoint.mode",
             "memory_budget is the compiler's; set compile.enable to true, with model among "
             "compile.components",
-        ),
-        (
-            config.checkpoint.initial_load_path and not config.checkpoint.enable,
-            "checkpoint.initial_load_path",
-            "is not read without checkpoints; set checkpoint.enable to true",
-        ),
-        (
-            training.dataset_path and training.dataset != "parquet",
+        )
+    if dataloader.persistent_workers and not dataloader.num_workers:
+        add(
+            "training.dataloader.persistent_workers",
+            "needs num_workers of at least 1; set that, or this to false",
+        )
+    if dataloader.prefetch_factor and not dataloader.num_workers:
+        add(
+            "training.dataloader.prefetch_factor",
+            "needs num_workers of at least 1; set that, or this to null",
+        )
+    if training.dataset_path and training.dataset != "parquet":
+        add(
             "training.dataset_path",
             "is read with training.dataset=parquet alone; set that, or leave the path out",
-        ),
-        (
-            config.data.end_of_text not in (None, BPE_END_OF_TEXT)
-            and not config.model.hf_assets_path,
+        )
+    end_of_text = config.data.end_of_text
+    if end_of_text not in (None, BPE_END_OF_TEXT) and not config.model.hf_assets_path:
+        add(
             "data.end_of_text",
             f"names a token of model.hf_assets_path, and the BPE trained in its place has "
             f"{BPE_END_OF_TEXT}; leave it out, or set that path",
-        ),
-        (
-            float8.recipe_name and unfit_tokens,
-            "training.seq_len",
-            unfit_tokens,
-        ),
-        (
-            float8.enable_fsdp_float8_all_gather and float8.recipe_name in BY_ROWS,
-            f"{FLOAT8}.enable_fsdp_float8_all_gather",
-            f"needs recipe_name: tensorwise, got {float8.recipe_name}; set it to false",
-        ),
-        (
-            float8.recipe_name
-            and float8.precompute_float8_dynamic_scale_for_fsdp
-            and not float8.enable_fsdp_float8_all_gather,
-            f"{FLOAT8}.precompute_float8_dynamic_scale_for_fsdp",
-            "is not read without enable_fsdp_float8_all_gather: set that to true, or this to false",
-        ),
-    ]
-    return [(key, message) for broken, key, message in rules if broken]
+        )
+    return contradictions + _find_float8_contradictions(config)
 
 
-# ---- say what is wrong ----
+def _find_float8_contradictions(config: Config) -> list[tuple[str, str]]:
+    """List contradictions of the keys of FP8: (the key to look at, what to do) each."""
+    float8_config = config.quantize.linear.float8
+    training = config.training
+    gathers_fp8 = float8_config.enable_fsdp_float8_all_gather
+    if float8_config.recipe_name is None:
+        return []
+    contradictions = []
+    unfit_tokens = explain_unfit_tokens(training.seq_len, training.local_batch_size)
+    if unfit_tokens:
+        contradictions.append(("training.seq_len", unfit_tokens))
+    if gathers_fp8 and float8_config.recipe_name in ROW_SCALINGS:
+        key = f"{FLOAT8_SECTION}.enable_fsdp_float8_all_gather"
+        sentence = (
+            f"needs recipe_name: tensorwise, got {float8_config.recipe_name}; set it to false"
+        )
+        contradictions.append((key, sentence))
+    if float8_config.precompute_float8_dynamic_scale_for_fsdp and not gathers_fp8:
+        key = f"{FLOAT8_SECTION}.precompute_float8_dynamic_scale_for_fsdp"
+        sentence = (
+            "is not read without enable_fsdp_float8_all_gather: set that to true, or this to false"
+        )
+        contradictions.append((key, sentence))
+    return contradictions
+
+
+# ---- advice ----
 
 
 def find_replacement(key: str) -> str | None:
-    """Say what to do instead of a key unknown to recipes; None if nothing is known of it."""
+    """Say what to do instead of a key that recipes do not have; None without such advice."""
     move = find_move(key)
     if move and not move.key:
         return f"torchtitan has dropped it: {move.note}"
     if move:
         return _describe_move(*move)
-    reasons = [reason for start, reason in LEFT_OUT.items() if key.startswith(start)]
-    return reasons[0] if reasons else None
+    for beginning, advice in REFUSED_KEYS.items():
+        if key.startswith(beginning):
+            return advice
+    return None
 
 
 def _describe_move(key: str, note: str) -> str | None:
     """Say where torchtitan has moved a key; None if there is no such place."""
-    place = f"torchtitan has moved it to {key}"
-    reason = find_replacement(key)
-    if reason:
-        return f"{place}, and that is not a key here: {reason}"
-    if any(f"{name}.".startswith(f"{key}.") for name in flat(asdict(DEFAULTS))):
-        return f"{place}: set that{note and f', {note}'}"
-    return None
+    sentence = f"torchtitan has moved it to {key}"
+    advice = find_replacement(key)
+    if advice:
+        return f"{sentence}, and that is not a key here: {advice}"
+    if not any(f"{name}.".startswith(f"{key}.") for name in flatten_sections(asdict(DEFAULTS))):
+        return None
+    sentence += ": set that"
+    return f"{sentence}, {note}" if note else sentence
 
 
-def known_keys() -> Iterator[str]:
-    """Name all sections and keys, with the sections of extensions."""
+def list_keys() -> Iterator[str]:
+    """List all sections and keys, with the keys of extensions."""
     sections = asdict(DEFAULTS)
-    yield from [*sections, *flat(sections)]
-    for name, extension in extensions_of().items():
-        yield from (f"{name}.{key.name}" for key in fields(extension.Keys))
+    yield from [*sections, *flatten_sections(sections)]
+    for name, extension in import_extensions().items():
+        yield from (f"{name}.{key.name}" for key in fields(extension.Section))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import yaml
 
-TABLE = Path(__file__).with_suffix(".yaml")
+MOVES_FILE = Path(__file__).with_suffix(".yaml")
 
 
 class Move(NamedTuple):
@@ -18,22 +18,25 @@ class Move(NamedTuple):
 
 @cache
 def read_moves() -> dict[str, Move]:
-    """Read the table: all moves by the old key, or by the old section with a dot at its end."""
-    table = yaml.safe_load(TABLE.read_text("utf-8"))
-    dropped = {old: Move("", note) for old, note in table["dropped"].items()}
-    moved = {}
-    for old, new in table["moved"].items():
-        key, _, note = new.partition(" ")
-        moved[old] = Move(key, note)
-    return moved | dropped
+    """Read all moves by the old key, or by the old section with a dot at its end."""
+    table = yaml.safe_load(MOVES_FILE.read_text("utf-8"))
+    moves = {}
+    for old_key, text in table["moved"].items():
+        new_key, _, note = text.partition(" ")
+        moves[old_key] = Move(new_key, note)
+    for old_key, note in table["dropped"].items():
+        moves[old_key] = Move("", note)
+    return moves
 
 
 def find_move(key: str) -> Move | None:
     """Find the move of a key, or of its section; None if there is none."""
     if key in read_moves():
         return read_moves()[key]
-    for old, move in read_moves().items():
-        if old.endswith(".") and f"{key}.".startswith(old):
-            inner = key[len(old) :]
-            return move._replace(key=f"{move.key}{inner}".rstrip(".")) if move.key else move
+    for old_key, move in read_moves().items():
+        if old_key.endswith(".") and f"{key}.".startswith(old_key):
+            if not move.key:
+                return move
+            rest_of_key = key[len(old_key) :]
+            return move._replace(key=f"{move.key}{rest_of_key}".rstrip("."))
     return None

@@ -9,54 +9,71 @@ import yaml
 
 from experiments.config.moved_keys import find_move
 
-TABLE = Path(__file__).with_suffix(".yaml")
-WORDS = {"true": "true", "yes": "true", "1": "true", "false": "false", "no": "false", "0": "false"}
+OPTIONS_FILE = Path(__file__).with_suffix(".yaml")
+SWITCH_VALUES = {
+    "true": "true",
+    "yes": "true",
+    "1": "true",
+    "false": "false",
+    "no": "false",
+    "0": "false",
+}
 """Values of switches."""
 
 
 @cache
 def read_options() -> dict[str, str]:
-    """Read the table: the key of each option, or key=value of a switch."""
-    table = yaml.safe_load(TABLE.read_text("utf-8"))
-    return {option: key for key, options in table.items() for option in options}
+    """Read the key of each option, or key=value of a switch."""
+    table = yaml.safe_load(OPTIONS_FILE.read_text("utf-8"))
+    key_by_option = {}
+    for key, options in table.items():
+        for option in options:
+            key_by_option[option] = key
+    return key_by_option
 
 
-def translate_option(option: str, following: str | None) -> str | None:
-    """Write an option with its value as `key=value`; None if no key is known for it.
+def translate_option(option: str, next_word: str | None) -> str | None:
+    """Write an option with its value as `key=value`; None for an option that is not a key's.
 
     Args:
         option: as it was typed, as `--steps` or `--steps=5`.
-        following: the word behind the option, if there is one.
+        next_word: the word behind the option, if there is one.
     """
     name, equals, value = option.lstrip("-").partition("=")
     if not equals:
-        is_value = following and not following.startswith("--") and "=" not in following
-        value = following if is_value else None
-    section, dot, last = name.replace("-", "_").rpartition(".")
-    is_off = last.startswith("no_")
-    last = last.removeprefix("no_")
+        is_value = next_word and not next_word.startswith("--") and "=" not in next_word
+        value = next_word if is_value else None
+    section, dot, last_part = name.replace("-", "_").rpartition(".")
+    is_off = last_part.startswith("no_")
+    last_part = last_part.removeprefix("no_")
     if dot:
-        return _translate_dotted(f"{section}.{last}", value, is_off)
-    key = _find_key(last.replace("_", "-"))
-    if not key:
+        return _translate_dotted(f"{section}.{last_part}", value, is_off)
+    table_entry = _find_option_key(last_part.replace("_", "-"))
+    if not table_entry:
         return None
-    key, equals, default = key.partition("=")
-    if equals:  # a switch: the following word may be a recipe's name
-        on = "false" if is_off else WORDS.get((value or "").lower(), "true")
-        if on == "false" and default != "true":
-            return None
-        return f"{key}={default if on == 'true' else 'false'}"
-    return _write_override(key, value, is_off)
+    key, equals, value_when_on = table_entry.partition("=")
+    if not equals:
+        return _write_override(key, value, is_off)
+    # a switch: the next word may be a recipe's name
+    if not is_off and _read_switch(value) == "true":
+        return f"{key}={value_when_on}"
+    if value_when_on == "true":
+        return f"{key}=false"
+    return None
+
+
+def _read_switch(value: str | None) -> str:
+    """Read the value of a switch, as `yes`; `true` for every text that is not a switch's value."""
+    return SWITCH_VALUES.get((value or "").lower(), "true")
 
 
 def _translate_dotted(key: str, value: str | None, is_off: bool) -> str:
     """Write an option by torchtitan's name for a key, perhaps an old one."""
     move = find_move(key)
+    if move and not move.key:
+        return f"{key}, which torchtitan has dropped"
     if move and move.note:
-        return f"{move.key}=…, {move.note}" if move.key else f"{key}, which torchtitan has dropped"
-    last = key.rpartition(".")[2]
-    if last.startswith(("enable", "disable")) or last in ("compile", "deterministic"):
-        value = WORDS.get((value or "").lower(), "true")
+        return f"{move.key}=…, {move.note}"
     return _write_override(move.key if move else key, value, is_off)
 
 
@@ -64,19 +81,29 @@ def _write_override(key: str, value: str | None, is_off: bool) -> str:
     """Write a key with a value; a switch without one is on, unless `no` precedes its name."""
     if is_off:
         value = "false"
-    return quote(f"{key}={'true' if value is None else value}")
+    elif _is_switch(key):  # the following word may be a recipe's name
+        value = _read_switch(value)
+    if value is None:
+        return f"{key}=…"
+    return quote(f"{key}={value}")
 
 
-def _find_key(name: str) -> str | None:
+def _is_switch(key: str) -> bool:
+    """Tell if a key's value is true or false, by its name."""
+    last_part = key.rpartition(".")[2]
+    return last_part.startswith(("enable", "disable")) or last_part in ("compile", "deterministic")
+
+
+def _find_option_key(name: str) -> str | None:
     """Find the key of an option by the table, by the names of keys, or by similar options."""
     table = read_options()
     if name in table:
         return table[name]
-    from experiments.config.keys import known_keys  # torch: seconds
+    from experiments.config.keys import list_keys  # torch: seconds
 
-    last = f".{name.replace('-', '_')}"
-    near = [key for key in known_keys() if key.endswith(last)]
-    if near:
-        return near[0]
-    similar = difflib.get_close_matches(name, table, 1, cutoff=0.8)
-    return table[similar[0]] if similar else None
+    key_ending = f".{name.replace('-', '_')}"
+    for key in list_keys():
+        if key.endswith(key_ending):
+            return key
+    similar_options = difflib.get_close_matches(name, table, 1, cutoff=0.8)
+    return table[similar_options[0]] if similar_options else None

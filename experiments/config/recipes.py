@@ -8,7 +8,7 @@ replaces. What the layers add up to is validated, and then checked for contradic
 reported with its origin.
 
 A section that is a folder of `extensions/` brings that extension in: its package has the section's
-keys (`Keys`), and functions in place of the core's (`Recipe.hook`).
+keys (`Section`), and functions in place of the core's (`Recipe.find_hook`).
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from experiments.config.yaml_with_origins import (
     ROOT,
-    Given,
-    Keys,
-    dump,
-    find,
-    flat,
+    Layer,
+    Setting,
+    dump_yaml,
+    find_by_name,
+    flatten_sections,
     merge_layers,
     read_file,
     read_override,
-    validated,
+    validate_layer,
     yaml_files,
 )
 from experiments.records.run import RECIPE, check_layout
@@ -44,20 +44,22 @@ if TYPE_CHECKING:
     from experiments.config.keys import Config
 
 RECIPES = ROOT / "recipes"
-OVERLAYS = RECIPES / "overlays"
-STUDIES = RECIPES / "studies"
-# Functions of extensions in place of the core's, of which a recipe may have one
-REPLACED = (
-    "build_optimizers", "check_orphans", "combine", "convert", "evidence", "gradient_bytes",
-    "own_rows", "parallelize", "processes", "run", "shards", "start",
+OVERLAYS_FOLDER = RECIPES / "overlays"
+STUDIES_FOLDER = RECIPES / "studies"
+# Functions of extensions in place of the core's; a recipe may have one of each
+SINGLE_HOOKS = (
+    "all_reduce", "build_optimizers", "check_orphans", "convert", "data_parallel_degrees",
+    "evidence", "gradient_bytes", "parallelize", "start",
 )  # fmt: skip
-CHECKPOINTS = "checkpoint.enable"
-THE_FOUR = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
+CHECKPOINT_KEY = "checkpoint.enable"
+FOUR_RECIPES = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
 
 
-class Resolved(BaseModel):
-    """The section `resolved` of a resolved file: what the recipe was made of. base.yaml has no
-    `base`."""
+class Provenance(BaseModel):
+    """The section `resolved` of a resolved file: what the recipe was made of.
+
+    base.yaml has no `base`.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -76,42 +78,43 @@ class Recipe:
     description: str
     config: "Config"
     extensions: dict[str, ModuleType] = field(default_factory=dict)  # whose sections it has
-    made: Resolved = field(default_factory=Resolved)
+    provenance: Provenance = field(default_factory=Provenance)
 
     def __post_init__(self):
-        """Refuse two extensions in place of one function of the core. Raises `InputError`."""
-        for name in REPLACED:
-            theirs = [each for each, module in self.extensions.items() if hasattr(module, name)]
-            if len(theirs) > 1:
+        """Refuse two extensions that replace one function of the core. Raises `InputError`."""
+        for hook in SINGLE_HOOKS:
+            sections = [name for name, module in self.extensions.items() if hasattr(module, hook)]
+            if len(sections) > 1:
                 raise InputError(
-                    f"{' and '.join(theirs)} do not go together, as each has its own `{name}`: "
+                    f"{' and '.join(sections)} do not go together, as each has its own `{hook}`: "
                     "leave out one of these sections"
                 )
 
-    def hook(self, name: str, default: Callable | None = None) -> Callable | None:
+    def find_hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
-        assert name in REPLACED
-        return next(iter(self.hooks(name)), default)
+        assert name in SINGLE_HOOKS
+        hooks = self.find_hooks(name)
+        return hooks[0] if hooks else default
 
-    def hooks(self, name: str) -> list[Callable]:
-        """Return all extensions' functions called `name`: they add to what the core does."""
-        return [
-            getattr(module, name) for module in self.extensions.values() if hasattr(module, name)
-        ]
+    def find_hooks(self, name: str) -> list[Callable]:
+        """Return the function `name` of each extension: they add to what the core does."""
+        modules = self.extensions.values()
+        return [getattr(module, name) for module in modules if hasattr(module, name)]
 
     def with_seed(self, seed: int) -> "Recipe":
         """Return this recipe with another seed."""
-        config, overrides = deepcopy(self.config), [*self.made.overrides, f"debug.seed={seed}"]
+        config = deepcopy(self.config)
         config.debug.seed = seed
-        made = self.made.model_copy(update={"overrides": overrides})
-        return replace(self, config=config, made=made)
+        overrides = [*self.provenance.overrides, f"debug.seed={seed}"]
+        provenance = self.provenance.model_copy(update={"overrides": overrides})
+        return replace(self, config=config, provenance=provenance)
 
     @cached_property
     def digest(self) -> str:
         """Digest of a run's keys, without the section `job` and the number of steps."""
         sections = asdict(self.config)
         del sections["job"], sections["training"]["steps"]
-        return digest(json.dumps(sections, sort_keys=True))
+        return hash_text(json.dumps(sections, sort_keys=True))
 
 
 # ---- load ----
@@ -125,14 +128,14 @@ class _Head(BaseModel):
     description: str
     name: str = Field(pattern=r"^\w[\w .+-]*$")  # of a run's folder
     base: str | None = None
-    resolved: Resolved = Resolved()
+    resolved: Provenance = Provenance()
 
 
 def load(
     name: str,
     overlays: Sequence[str] = (),
     overrides: Sequence[str] = (),
-    compared: bool = False,
+    is_compared: bool = False,
 ) -> Recipe:
     """Resolve and validate a recipe.
 
@@ -140,102 +143,128 @@ def load(
         name: a recipe's name, or the path of a .yaml file; one outside `recipes/` needs no `base`.
         overlays: names, applied in this order.
         overrides: `key.path=value` each, the value read as YAML.
-        compared: True for one of several recipes with these overlays and overrides: another recipe
-            may read a key of FP8 that this one does not read.
+        is_compared: True for one of several recipes with these overlays and overrides: another
+            recipe may read a key of FP8 that this one does not read.
 
     Raises:
         InputError: if a file cannot be read; else listing every wrong key; else listing keys that
             contradict each other.
     """
-    is_path = name.endswith(".yaml")
-    path = Path(name).absolute() if is_path else find("recipe", name, yaml_files(RECIPES))
-    head, files = _read(path, RECIPES)
-    of_base = f"{RECIPES.name}/base.yaml:"
-    own = [layer for layer in files if not layer[""].origin.startswith(of_base)]
-    overlay_files = [find("overlay", overlay, yaml_files(OVERLAYS)) for overlay in overlays]
-    overlay_layers = [merge_layers(_read(file, OVERLAYS)[1]) for file in overlay_files]
+    if name.endswith(".yaml"):
+        path = Path(name).absolute()
+    else:
+        path = find_by_name("recipe", name, yaml_files(RECIPES))
+    head, file_layers = _read_with_ancestors(path, RECIPES)
+    base_origin = f"{RECIPES.name}/base.yaml:"
+    layers_above_base = [
+        layer for layer in file_layers if not layer[""].origin.startswith(base_origin)
+    ]
+    overlay_layers = [_read_overlay(overlay) for overlay in overlays]
     if head.base:
-        _warn_of_overlays(merge_layers(own), dict(zip(overlays, overlay_layers, strict=True)))
+        layer_by_overlay = dict(zip(overlays, overlay_layers, strict=True))
+        _warn_of_replaced_values(merge_layers(layers_above_base), layer_by_overlay)
     command_line = merge_layers(map(read_override, overrides))
-    keys = merge_layers([*files, *overlay_layers, command_line])
-    from experiments.config.keys import extensions_of, validate  # torch: not for a wrong name
+    merged = merge_layers([*file_layers, *overlay_layers, command_line])
+
+    # torch: seconds, which a misspelt name need not wait for
+    from experiments.config.keys import import_extensions, validate_recipe
     from experiments.config.unread import find_unread_keys
 
-    before = head.resolved
-    made = Resolved(
-        base=head.base or before.base,
-        overlays=[*before.overlays, *overlays],
-        overrides=[*before.overrides, *overrides],
-    )
-    extensions = extensions_of(keys)
+    extensions = import_extensions(merged)
     if "resolved" in head.model_fields_set:
-        own = []  # the file has all keys of the recipe that it was made of
-    unread = find_unread_keys(own, overlay_layers, command_line, compared)
-    config = validate(keys, extensions, unread)
-    by_user = command_line if before.overlay_checkpoints else merge_layers([*files, command_line])
-    is_asked = CHECKPOINTS in by_user and by_user[CHECKPOINTS].value
-    made.overlay_checkpoints = config.checkpoint.enable and not is_asked
+        layers_above_base = []  # the file has all keys of the recipe that it was made of
+    unread_keys = find_unread_keys(layers_above_base, overlay_layers, command_line, is_compared)
+    config = validate_recipe(merged, extensions, unread_keys)
     config.job.description = head.description
-    return Recipe(head.name, head.description, config, extensions, made)
+
+    recorded = head.resolved  # empty, except in a resolved file
+    if recorded.overlay_checkpoints:
+        user_layer = command_line
+    else:
+        user_layer = merge_layers([*file_layers, command_line])
+    user_wants_checkpoints = CHECKPOINT_KEY in user_layer and user_layer[CHECKPOINT_KEY].value
+    provenance = Provenance(
+        base=head.base or recorded.base,
+        overlays=[*recorded.overlays, *overlays],
+        overrides=[*recorded.overrides, *overrides],
+        overlay_checkpoints=config.checkpoint.enable and not user_wants_checkpoints,
+    )
+    return Recipe(head.name, head.description, config, extensions, provenance)
 
 
-def load_compared(
+def load_recipes(
     names: Iterable[str], overlays: Sequence[str], overrides: Sequence[str]
 ) -> dict[str, Recipe]:
-    """Resolve recipes for a comparison, by name. A key of FP8 must be read by one of them.
+    """Resolve recipes for a comparison, by name. One of them must read each key of FP8.
 
-    Raises as `load`.
+    Raises the errors of `load`.
     """
     names = [*names]
-    loaded = {name: load(name, overlays, overrides, compared=True) for name in names}
+    loaded = {name: load(name, overlays, overrides, is_compared=True) for name in names}
     if any(recipe.config.quantize.linear.float8.recipe_name for recipe in loaded.values()):
         return loaded
     return {name: load(name, overlays, overrides) for name in names}
 
 
-def _warn_of_overlays(own: Keys, overlays: dict[str, Keys]) -> None:
-    """Warn where overlays replace values of the own files of a recipe."""
-    for overlay, layer in overlays.items():
-        for key in own.keys() & layer.keys():
-            if own[key].value != layer[key].value:
+def _warn_of_replaced_values(recipe_layer: Layer, layer_by_overlay: dict[str, Layer]) -> None:
+    """Warn where overlays replace values of a recipe."""
+    for overlay, overlay_layer in layer_by_overlay.items():
+        for key in recipe_layer.keys() & overlay_layer.keys():
+            setting = recipe_layer[key]
+            value = overlay_layer[key].value
+            if setting.value != value:
                 logging.getLogger().warning(
-                    f"{own[key].origin}: {key}: overlay {overlay} sets {layer[key].value} instead; "
-                    "what counts more is a value on the command line"
+                    f"{setting.origin}: {key}: overlay {overlay} sets {value} instead; what counts "
+                    "more is a value on the command line"
                 )
 
 
-def _read(path: Path, folder: Path, *below: Path) -> tuple[_Head, list[Keys]]:
+def _read_with_ancestors(path: Path, folder: Path, *descendants: Path) -> tuple[_Head, list[Layer]]:
     """Read a recipe or overlay and its ancestors in `folder`.
 
-    Returns its head, and the keys of each file, its own last. `below`: the files that led here;
-    none of them can be an ancestor.
+    Returns its head and the layer of each file, base.yaml first. No file of `descendants` can be
+    an ancestor.
     """
-    keys = read_file(path)
-    stem = Given(path.stem, keys[""].origin)
-    head = validated(_Head.model_validate, {"name": stem} | keys)
-    of_head = _Head.model_fields.keys()
-    own = {key: given for key, given in keys.items() if key.partition(".")[0] not in of_head}
+    layer = read_file(path)
+    default_name = Setting(path.stem, layer[""].origin)
+    head = validate_layer(_Head.model_validate, {"name": default_name} | layer)
+    section_keys = [key for key in layer if key.partition(".")[0] not in _Head.model_fields]
+    sections_layer = {key: layer[key] for key in section_keys}
     if head.base is None:
-        return head, [own]
-    family = [*below, path]
-    others = {name: other for name, other in yaml_files(folder).items() if other not in family}
-    kind, origin = "recipe that this one can be based on", f"{keys['base'].origin}: base: "
-    return head, [*_read(find(kind, head.base, others, origin), folder, *family)[1], own]
+        return head, [sections_layer]
+    family = [*descendants, path]
+    possible_parents = {
+        name: file for name, file in yaml_files(folder).items() if file not in family
+    }
+    origin = f"{layer['base'].origin}: base: "
+    kind = "recipe that this one can be based on"
+    parent_file = find_by_name(kind, head.base, possible_parents, origin)
+    _, ancestor_layers = _read_with_ancestors(parent_file, folder, *family)
+    return head, [*ancestor_layers, sections_layer]
 
 
-# ---- what a recipe says ----
+def _read_overlay(name: str) -> Layer:
+    """Read an overlay and its ancestors as one layer. Raises `InputError`."""
+    file = find_by_name("overlay", name, yaml_files(OVERLAYS_FOLDER))
+    _, layers = _read_with_ancestors(file, OVERLAYS_FOLDER)
+    return merge_layers(layers)
+
+
+# ---- write and compare recipes ----
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """Write the fully resolved recipe: every key of every section. It loads by path to an equal
-    recipe."""
+    """Write the resolved recipe as YAML: every key of every section.
+
+    The text loads, as a file, to an equal recipe.
+    """
     sections = asdict(recipe.config)
     del sections["job"]
     head = {"name": recipe.name, "description": recipe.description}
-    return dump(head | sections | {"resolved": recipe.made.model_dump()})
+    return dump_yaml(head | sections | {"resolved": recipe.provenance.model_dump()})
 
 
-def check_recipe(folder: Path, recipe: Recipe) -> None:
+def require_same_recipe(folder: Path, recipe: Recipe) -> None:
     """Refuse a folder with the recipe.yaml of another recipe; its number of steps may differ.
 
     Raises `InputError`.
@@ -249,12 +278,15 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def changes(before: "Config", after: "Config") -> list[tuple[str, object, object]]:
-    """List (key.path, value before, value after) of the changed keys."""
-    old, new = flat(asdict(before)), flat(asdict(after))
-    return [(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
+def list_changes(parent: "Config", config: "Config") -> list[tuple[str, object, object]]:
+    """List (key.path, value of the parent, value of the config) of the keys that differ."""
+    parent_values = flatten_sections(asdict(parent))
+    values = flatten_sections(asdict(config))
+    keys = parent_values | values
+    changed_keys = [key for key in keys if parent_values.get(key) != values.get(key)]
+    return [(key, parent_values.get(key), values.get(key)) for key in changed_keys]
 
 
-def digest(text: str) -> str:
+def hash_text(text: str) -> str:
     """Hash a text to 8 hex digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -4,7 +4,6 @@ Files are found by their names; `key.path=value` of the command line is read lik
 """
 
 import difflib
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -14,26 +13,27 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSIONS = ROOT / "extensions"
-FEW = 16
-# How keys end whose values the command line takes letter by letter
-LITERAL = ("_path", "_dir", "data.text_column", "data.end_of_text")
-LISTED = "`.venv/bin/python -m experiments.recipe list --all` has all"
+MAX_LISTED_NAMES = 16
+# Endings of keys whose values the command line takes letter by letter
+LITERAL_KEY_ENDINGS = ("_path", "_dir", "data.text_column", "data.end_of_text")
+ORIGIN_OF_COMMAND_LINE = "command line: "
+LIST_COMMAND = f"`{PYTHON} -m experiments.recipe list --all`"
 
 
-class Given(NamedTuple):
-    """A key's value, and its origin, as `recipes/base.yaml:12`; a section's value is {}."""
+class Setting(NamedTuple):
+    """A key's value and its origin, as `recipes/base.yaml:12`; a section's value is {}."""
 
     value: object
     origin: str
     node: yaml.Node | None = None  # the text of the value, as it was written
 
 
-Keys = dict[str, Given]
-"""Keys by `key.path`, each section before what is in it; "" is the whole."""
+Layer = dict[str, Setting]
+"""Settings by `key.path`. A section comes before its keys; the key "" stands for the whole."""
 
 
 # ---- find ----
@@ -41,36 +41,41 @@ Keys = dict[str, Given]
 
 def yaml_files(folder: Path) -> dict[str, Path]:
     """List YAML files by name: a folder's, then the extensions', e.g. of extensions/*/recipes/."""
-    own, others = folder.glob("*.yaml"), EXTENSIONS.glob(f"*/{folder.name}/*.yaml")
-    return {path.stem: path for path in [*sorted(own), *sorted(others)]}
+    core_files = sorted(folder.glob("*.yaml"))
+    extension_files = sorted(EXTENSIONS.glob(f"*/{folder.name}/*.yaml"))
+    return {path.stem: path for path in [*core_files, *extension_files]}
 
 
-def find(kind: str, name: str, known: dict[str, Any], origin: str = "") -> Any:
-    """Look up a name in `known`.
+def find_by_name(kind: str, name: str, choices: dict[str, Any], origin: str = "") -> Any:
+    """Look up a name in `choices`.
 
-    Raises `InputError` with the nearest names, and with all of them if they are few. The message
-    begins with `origin`; `kind` says what should have the name.
+    Raises `InputError` with the nearest names, and with all names if there are few. The message
+    begins with `origin`; `kind` is what the name should be the name of.
     """
-    if name in known:
-        return known[name]
-    others = f"choose {', '.join(known)}" if len(known) < FEW else LISTED
-    raise InputError(f"{origin}`{name}` is no {kind} ({others}){did_you_mean(name, known)}")
+    if name in choices:
+        return choices[name]
+    hint = f"{LIST_COMMAND} has all"
+    if len(choices) < MAX_LISTED_NAMES:
+        hint = f"choose {', '.join(choices)}"
+    raise InputError(f"{origin}`{name}` is no {kind} ({hint}){suggest_names(name, choices)}")
 
 
 # ---- read and write ----
 
-MOST_BYTES = 200_000  # of a file: a resolved recipe has 3,000
-MOST_VALUES = 50_000  # of a file, each alias counted as what it stands for
-DEEPEST = 40  # section in a section
-_TAGS = "tag:yaml.org,2002:"  # before the name of each of YAML's types
+MAX_FILE_BYTES = 200_000  # of a file: a resolved recipe has 3,000
+MAX_VALUES = 50_000  # of a file, each alias counted as what it stands for
+MAX_DEPTH = 40  # of sections in sections
+_TAG_PREFIX = "tag:yaml.org,2002:"  # begins the name of each of YAML's types
+# YAML 1.1, which PyYAML follows, reads 3e-4 as a text: its exponents need a point and a sign
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 class _Loader(yaml.SafeLoader):
     """Reads `3e-4` as a number, and `2026-11-22` as a text."""
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAGS}timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        letter: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG_PREFIX}timestamp"]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
@@ -78,104 +83,115 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text like `3e-4`."""
 
 
-for _class in (_Loader, _Dumper):
-    _exponent = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    _class.add_implicit_resolver(f"{_TAGS}float", _exponent, list("-+.0123456789"))
+for _yaml_class in (_Loader, _Dumper):
+    _yaml_class.add_implicit_resolver(f"{_TAG_PREFIX}float", _EXPONENT, list("-+.0123456789"))
 
 
-def read_file(path: Path) -> Keys:
+def read_file(path: Path) -> Layer:
     """Read a file. Raises `InputError`."""
-    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    shown_path = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_BYTES + 1)
+            text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: cannot be read: {error}") from error
-    keys = _parse(text, "", lambda line: f"{name}:{line}")
-    if keys[""].value:
-        raise InputError(f"{name}:1: expected keys with their values")
-    return keys
+        raise InputError(f"{shown_path}: cannot be read: {error}") from error
+    layer = _parse_layer(text, "", lambda line: f"{shown_path}:{line}")
+    if layer[""].value:
+        raise InputError(f"{shown_path}:1: expected keys with their values")
+    return layer
 
 
-def read_override(override: str) -> Keys:
+def read_override(override: str) -> Layer:
     """Read `key.path=value` from the command line. Raises `InputError`.
 
-    The value is YAML. Names of files, columns and tokens are taken as they stand, unless they are
-    quoted, empty or null: to YAML, `[a]/b` would be no text, and `a #1` only `a`.
+    The value is YAML. Names of files, columns and tokens are taken letter by letter, unless they
+    are quoted, empty or null: in YAML, `[a]/b` is not a text, and `a #1` is only `a`.
     """
-    origin = f"command line: {override}"
-    path, equals, text = override.partition("=")
-    if not equals or not all(path.split(".")):
+    origin = f"{ORIGIN_OF_COMMAND_LINE}{override}"
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
         raise InputError(f"{origin}: expected key.path=value, e.g. training.steps=100")
-    if path.endswith(LITERAL) and not text.startswith(('"', "'")) and text not in ("", "null"):
+    is_yaml = text in ("", "null") or text.startswith(('"', "'"))
+    if key.endswith(LITERAL_KEY_ENDINGS) and not is_yaml:
         text = json.dumps(text, ensure_ascii=False)
-    return _parse(text, path, lambda line: origin)
+    return _parse_layer(text, key, lambda line: origin)
 
 
-def _parse(text: str, path: str, origin_of: Callable[[int], str]) -> Keys:
-    """Read a YAML document as the value of the key `path`; its lines count from 1.
+def _parse_layer(text: str, root_key: str, format_origin: Callable[[int], str]) -> Layer:
+    """Read a YAML document as the value of `root_key`; its lines count from 1.
 
     Raises `InputError` for the first fault.
     """
-    keys = {}
+    layer = {}
 
-    def take(node: yaml.Node, path: str, line: int) -> None:
-        origin = origin_of(line)
-        # a.b.c: a, a.b, a.b.c
-        for section in itertools.accumulate(path.split("."), "{}.{}".format):
-            keys.setdefault(section, Given({}, origin))
+    def add_node(node: yaml.Node, key: str, line: int) -> None:
+        origin = format_origin(line)
+        # a.b.c: the sections a and a.b, and the key a.b.c itself
+        parts = key.split(".")
+        for length in range(1, len(parts) + 1):
+            layer.setdefault(".".join(parts[:length]), Setting({}, origin))
         if isinstance(node, yaml.MappingNode):
-            for name, below in node.value:
-                key = f"{path}.{name.value}".lstrip(".")
-                if key in keys:
-                    raise ValueError(f"{key} stands here twice")
-                take(below, key, name.start_mark.line + 1)
+            for name_node, value_node in node.value:
+                inner_key = f"{key}.{name_node.value}".lstrip(".")
+                if inner_key in layer:
+                    raise ValueError(f"{inner_key} stands here twice")
+                add_node(value_node, inner_key, name_node.start_mark.line + 1)
         else:
-            keys[path] = Given(loader.construct_object(node, deep=True), origin, node)
-            json.dumps(keys[path].value)  # which is how pydantic takes it
+            value = loader.construct_object(node, deep=True)
+            layer[key] = Setting(value, origin, node)
+            json.dumps(value)  # pydantic gets the layer as JSON
 
     try:
-        loader, node = _compose(text, _Loader)
-        take(node or yaml.ScalarNode(f"{_TAGS}null", ""), path, 1)
-    except Exception as error:  # PyYAML raises what int() and float() do, and others
+        loader, root_node = _compose_nodes(text, _Loader)
+        add_node(root_node or yaml.ScalarNode(f"{_TAG_PREFIX}null", ""), root_key, 1)
+    except Exception as error:  # PyYAML raises errors of int(), of float() and other ones
         mark = getattr(error, "problem_mark", None)
-        last = next(reversed(keys.values())).origin if keys else origin_of(1)
+        if mark:
+            origin = format_origin(mark.line + 1)
+        elif layer:
+            origin = [*layer.values()][-1].origin
+        else:
+            origin = format_origin(1)
         reason = getattr(error, "problem", "") or str(error).partition("\n")[0]
-        raise InputError(
-            f"{origin_of(mark.line + 1) if mark else last}: YAML error: {reason}"
-        ) from error
-    return keys
+        raise InputError(f"{origin}: YAML error: {reason}") from error
+    return layer
 
 
-def _compose(text: str | bytes, kind: type) -> tuple[Any, yaml.Node | None]:
+def _compose_nodes(text: str | bytes, loader_class: type) -> tuple[Any, yaml.Node | None]:
     """Read a YAML document of bounded size into nodes; return its loader and the first node.
 
     Raises ValueError and YAMLError.
     """
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"the text is longer than {MOST_BYTES:,} bytes")
-    loader = kind(text)
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"the text is longer than {MAX_FILE_BYTES:,} bytes")
+    loader = loader_class(text)
     node = loader.get_single_node()
-    if node and _count_values(node, {}) > MOST_VALUES:
-        raise ValueError(f"its aliases stand for more than {MOST_VALUES:,} values")
+    if node and _count_values(node, {}) > MAX_VALUES:
+        raise ValueError(f"its aliases stand for more than {MAX_VALUES:,} values")
     return loader, node
 
 
 def _count_values(node: yaml.Node, counts: dict[int, int], depth: int = 0) -> int:
-    """Count the values below a node, with an alias for each place of its own.
+    """Count the values in a node. The values of an alias count at each of its places.
 
-    `counts` has the nodes that were counted, and 0 for those around this one. Raises ValueError.
+    `counts` has the number of values by node: 0 for the nodes around this one. Raises ValueError.
     """
-    if depth > DEEPEST:
-        raise ValueError(f"sections are nested more than {DEEPEST} deep")
+    if depth > MAX_DEPTH:
+        raise ValueError(f"sections are nested more than {MAX_DEPTH} deep")
     if counts.get(id(node)) == 0:
         raise ValueError("an alias stands for what it is in")
     if id(node) not in counts:
         counts[id(node)] = 0
-        below = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
-            below = itertools.chain.from_iterable(below)
-        counts[id(node)] = 1 + sum(_count_values(each, counts, depth + 1) for each in below)
+            inner_nodes = [inner for pair in node.value for inner in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            inner_nodes = node.value
+        else:
+            inner_nodes = []
+        n_values = 1
+        for inner in inner_nodes:
+            n_values += _count_values(inner, counts, depth + 1)
+        counts[id(node)] = n_values
     return counts[id(node)]
 
 
@@ -184,19 +200,20 @@ def load_sections(content: bytes) -> dict[str, Any]:
 
     Raises ValueError and YAMLError.
     """
-    loader, node = _compose(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader, node = _compose_nodes(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     sections = loader.construct_document(node) if node else None
-    if not isinstance(sections, dict) or not _is_plain(sections):
+    if not isinstance(sections, dict) or not _is_plain_value(sections):
         raise ValueError("not sections of numbers, texts and lists")
     return sections
 
 
-def _is_plain(value: object) -> bool:
-    """Tell numbers, texts, and lists and sections of them from other values."""
+def _is_plain_value(value: object) -> bool:
+    """True for numbers, texts, null, and lists and sections of them."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+        has_plain_keys = all(isinstance(key, str) for key in value)
+        return has_plain_keys and all(map(_is_plain_value, value.values()))
     if isinstance(value, list):
-        return all(map(_is_plain, value))
+        return all(map(_is_plain_value, value))
     if isinstance(value, int):
         return abs(value) < 2**63
     if isinstance(value, str):
@@ -204,150 +221,190 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, float)
 
 
-def dump(data: dict) -> str:
-    """Write YAML text, keys in the order given; `read_file` reads the same values."""
+def dump_yaml(data: dict) -> str:
+    """Write YAML text, keys in the order of `data`; `read_file` reads the same values."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 # ---- sections ----
 
 
-def merge_layers(layers: Iterable[Keys]) -> Keys:
-    """Put layers of keys upon one another; later ones win."""
-    keys = {}
+def merge_layers(layers: Iterable[Layer]) -> Layer:
+    """Merge layers into one; later ones win."""
+    merged = {}
     for layer in layers:
-        keys |= layer
-    return keys
+        merged |= layer
+    return merged
 
 
-def nested(keys: Keys) -> dict:
-    """Put keys into their sections.
+def nest_sections(layer: Layer) -> dict:
+    """Put keys into their sections, as {"training": {"steps": 5}}.
 
     Where a layer has a value in a section's place, the section's keys in other layers are left out.
     """
     sections = {"": {}}
-    for path, (value, *_) in keys.items():
-        section, _, name = path.rpartition(".")
-        if path and section in sections:
-            if value == {}:
-                value = sections[path] = {}
-            sections[section][name] = value
+    for key, setting in layer.items():
+        section, _, name = key.rpartition(".")
+        if not key or section not in sections:
+            continue
+        value = setting.value
+        if value == {}:  # a section
+            value = {}
+            sections[key] = value
+        sections[section][name] = value
     return sections[""]
 
 
-def flat(sections: dict, prefix: str = "") -> dict[str, object]:
+def flatten_sections(sections: dict, prefix: str = "") -> dict[str, object]:
     """Flatten sections into {key.path: value}."""
-    found = {}
-    for key, value in sections.items():
+    values = {}
+    for name, value in sections.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{key}.")
+            values |= flatten_sections(value, f"{prefix}{name}.")
         else:
-            found[prefix + key] = value
-    return found
+            values[prefix + name] = value
+    return values
 
 
-# ---- say what is wrong ----
+# ---- errors ----
 
 
-def refusal(keys: Keys, found: Iterable[tuple[str, str]]) -> InputError:
-    """Make an error with a line for each wrong key: where it was written, and what to do."""
-    lines = [f"{keys.get(key, keys['']).origin}: {key}: {sentence}" for key, sentence in found]
+def make_input_error(layer: Layer, reasons: Iterable[tuple[str, str]]) -> InputError:
+    """Make an error with a line for each wrong key: where it was written, and what to do.
+
+    Args:
+        reasons: (key, what to do) each.
+    """
+    lines = []
+    for key, sentence in reasons:
+        origin = layer.get(key, layer[""]).origin
+        lines.append(f"{origin}: {key}: {sentence}")
     return InputError("\n".join(lines))
 
 
-def validated(
+def validate_layer(
     check: Callable[[dict], Any],
-    keys: Keys,
-    known: Iterable[str] = (),
-    instead: Callable[[str], str | None] = lambda key: None,
+    layer: Layer,
+    known_keys: Iterable[str] = (),
+    find_replacement: Callable[[str], str | None] = lambda key: None,
 ) -> Any:
-    """Validate keys, in their sections, with pydantic's `check`; return the result.
+    """Validate a layer, in sections, with pydantic's `check`; return the result.
 
-    A key for a text takes whatever was written as its text, as `2`, `on` or `2026-11-22`, which
-    YAML reads as values of other types. Raises `InputError` for the keys that `check` refuses.
+    A key for a text takes its value as it was written: YAML reads `2`, `on` and `2026-11-22` as
+    values of other types. Raises `InputError` for the keys that `check` refuses.
 
     Args:
-        known: all existing keys, to suggest one of them.
-        instead: what to do instead of a key, if that is known.
+        known_keys: all existing keys, to suggest one of them.
+        find_replacement: gives what to do instead of a key; None for a key without such advice.
     """
     try:
-        return check(nested(keys))
+        return check(nest_sections(layer))
     except ValidationError as error:
-        texts = _restore_texts(keys, error.errors(include_url=False))
+        texts = _restore_texts(layer, error.errors(include_url=False))
     try:
-        return check(nested(texts))
+        return check(nest_sections(texts))
     except ValidationError as error:
-        refused = error.errors(include_url=False)
-    by_key: dict[str, list[dict]] = {}
-    for detail in refused:
-        key, _ = _locate_error(detail, keys)
-        by_key.setdefault(key, []).append(detail)
-    known = [*known]
-    found = {}
-    for key, details in by_key.items():
-        inner = [name for name in keys if name.startswith(f"{key}.") and keys[name].value != {}]
-        moved = {name: instead(name) for name in inner if instead(name)}
-        found |= moved or {key: instead(key) or _sentence(key, details, known, inner)}
-    raise refusal(keys, found.items())
+        details = error.errors(include_url=False)
+    details_by_key: dict[str, list[dict]] = {}
+    for detail in details:
+        key, _ = _locate_error(detail, layer)
+        details_by_key.setdefault(key, []).append(detail)
+    known_keys = [*known_keys]
+    reasons = {}
+    for key, key_details in details_by_key.items():
+        inner = [name for name in layer if name.startswith(f"{key}.") and layer[name].value != {}]
+        replaced = {name: find_replacement(name) for name in inner if find_replacement(name)}
+        if replaced:
+            reasons |= replaced
+        else:
+            advice = find_replacement(key)
+            node = layer[key].node if key in layer else None
+            reasons[key] = advice or _describe_errors(key, node, key_details, known_keys, inner)
+    raise make_input_error(layer, reasons.items())
 
 
-def _locate_error(detail: dict, keys: Keys) -> tuple[str, tuple]:
-    """Split the place of one of pydantic's errors into a key, and the place in the key's value: the
-    indices of lists, and the members of unions."""
-    place, length = detail["loc"], len(detail["loc"])
-    while length > 1 and ".".join(map(str, place[:length])) not in keys:
+def _locate_error(detail: dict, layer: Layer) -> tuple[str, tuple]:
+    """Split the location of one of pydantic's errors into a key and the location in its value.
+
+    ("data", "paths", 0, "str"), where the layer has data.paths, gives "data.paths" and (0, "str"):
+    the indices of lists and the members of unions.
+    """
+    location = detail["loc"]
+    length = len(location)
+    while length > 1 and ".".join(map(str, location[:length])) not in layer:
         if detail["type"] == "missing":
             break
         length -= 1
-    return ".".join(map(str, place[:length])), place[length:]
+    return ".".join(map(str, location[:length])), location[length:]
 
 
-def _restore_texts(keys: Keys, refused: Iterable[dict]) -> Keys:
-    """Return the keys with their texts as written, where pydantic asks for texts and has others."""
-    texts = dict(keys)
-    for detail in refused:
-        key, place = _locate_error(detail, keys)
-        if detail["type"] == "string_type" and key in keys:
-            given = texts[key]
-            texts[key] = given._replace(value=_restore_text(given.value, given.node, place))
-    return texts
+def _restore_texts(layer: Layer, details: Iterable[dict]) -> Layer:
+    """Return the layer with values as they were written, where pydantic asks for a text."""
+    restored = dict(layer)
+    for detail in details:
+        key, location = _locate_error(detail, layer)
+        if detail["type"] == "string_type" and key in layer:
+            setting = restored[key]
+            value = _restore_text(setting.value, setting.node, location)
+            restored[key] = setting._replace(value=value)
+    return restored
 
 
-def _restore_text(value: object, node: yaml.Node | None, place: tuple) -> object:
-    """Return a value with the text of its node at a place of it; nothing has no text."""
+def _restore_text(value: object, node: yaml.Node | None, location: tuple) -> object:
+    """Return a value with its node's text at a location. An empty node has no text."""
     if isinstance(node, yaml.ScalarNode):
         return node.value or value
-    if isinstance(node, yaml.SequenceNode) and place and isinstance(place[0], int):
-        items, index = list(value), place[0]
-        items[index] = _restore_text(items[index], node.value[index], place[1:])
+    if isinstance(node, yaml.SequenceNode) and location and isinstance(location[0], int):
+        index = location[0]
+        items = list(value)
+        items[index] = _restore_text(items[index], node.value[index], location[1:])
         return items
     return value
 
 
-def _sentence(key: str, details: list[dict], known: list[str], inner: list[str]) -> str:
+def _describe_errors(
+    key: str,
+    node: yaml.Node | None,
+    details: list[dict],
+    known_keys: list[str],
+    inner_keys: list[str],
+) -> str:
     """Say what is wrong with one key.
 
     Args:
-        details: an error for each type allowed there.
-        known: all existing keys.
-        inner: the keys in it, if it is a section.
+        node: what was written; None without a value.
+        details: pydantic's errors, one for each type that the key may have.
+        known_keys: all existing keys.
+        inner_keys: the keys in a section.
     """
-    kind, value = details[0]["type"], details[0]["input"]
+    kind = details[0]["type"]
     if kind == "missing":
         return "is missing"
     if kind in ("unexpected_keyword_argument", "extra_forbidden"):
-        near = did_you_mean(key, known) or did_you_mean((inner or [key])[-1], known)
-        return f"there is no such key, here or in an extension{near}"
-    words = [detail["msg"].removeprefix("Input ") for detail in details]
-    return f"{' or '.join(words)}, got {value!r:.80}"
+        suggestion = suggest_names(key, known_keys)
+        if inner_keys and not suggestion:
+            suggestion = suggest_names(inner_keys[-1], known_keys)
+        return f"there is no such key, here or in an extension{suggestion}"
+    messages = [detail["msg"].removeprefix("Input ") for detail in details]
+    value = details[0]["input"]
+    written = f"{value!r:.80}"
+    if isinstance(value, float) and isinstance(node, yaml.ScalarNode):
+        written = node.value
+    sentence = f"{' or '.join(messages)}, got {written}"
+    if kind == "list_type" and isinstance(value, str):
+        sentence += f": write [{value:.80}]"
+    return sentence
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Suggest keys of the same name in other sections, else the nearest names.
+def suggest_names(name: str, choices: Iterable[str]) -> str:
+    """Suggest keys of the same name in other sections; without one, the nearest names.
 
-    Returns the end of a sentence; empty if there are none.
+    Returns the end of a sentence; empty if there is no such name.
     """
-    last = name.rpartition(".")[2]
-    near = [other for other in known if other.endswith(f".{last}")]
-    near = near or difflib.get_close_matches(name, known, cutoff=0.5)
-    return f": did you mean `{'` or `'.join(near[:2])}`?" if near else ""
+    last_part = name.rpartition(".")[2]
+    matches = [choice for choice in choices if choice.endswith(f".{last_part}")]
+    if not matches:
+        matches = difflib.get_close_matches(name, choices, cutoff=0.5)
+    if not matches:
+        return ""
+    return f": did you mean `{'` or `'.join(matches[:2])}`?"

@@ -1,6 +1,6 @@
 """Read the documents of a corpus: of the standard library, of parquet files, of Hugging Face's hub.
 
-Of parquet files only the column `data.text_column` is read. Their other columns may differ.
+In parquet files only the column `data.text_column` is read. Their other columns may differ.
 """
 
 import os
@@ -9,28 +9,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from experiments.config.keys import Config
-from experiments.corpus.paths import check_path, digest_of, readable
-from models.errors import InputError
+from experiments.corpus.paths import check_path, explain_read_errors, hash_files
+from models.errors import PYTHON, InputError
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
-INSTALLED = {"site-packages", "dist-packages"}
-TESTS = {"test", "tests", "idle_test"}
-STDLIB = {"python_stdlib": INSTALLED | TESTS, "python_stdlib_with_tests": INSTALLED}
-"""Datasets of the standard library, and the folders that each leaves out."""
+PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+TEST_FOLDERS = {"test", "tests", "idle_test"}
+STDLIB_DATASETS = {
+    "python_stdlib": PACKAGE_FOLDERS | TEST_FOLDERS,
+    "python_stdlib_with_tests": PACKAGE_FOLDERS,
+}
+"""Datasets of the standard library, and the folders that each of them leaves out."""
 
-OF_THE_BUILD = ("_sysconfigdata", "python-config")  # these files name the machine
+# Beginnings of the names of files that Python's build generates; their text names the machine
+BUILD_FILES = ("_sysconfigdata", "python-config")
 
-PARQUET = "parquet"  # the dataset of a user's files
+PARQUET_DATASET = "parquet"  # the dataset of a user's files
 DATASET_PATH = "training.dataset_path"
-MAGIC = b"PAR1"  # the first and the last bytes of a parquet file
+PARQUET_MAGIC = b"PAR1"  # the first and the last bytes of a parquet file
 BATCH_ROWS = 128  # documents in memory at once
 BUFFER_BYTES = 2**20  # of a column's compressed pages, in place of the column of a whole row group
-NAMED_COLUMNS = 20
+MAX_LISTED_COLUMNS = 20
 
 Documents = Callable[[], Iterator[str]]
 """Gives the texts of a corpus, each time the same ones in the same order."""
@@ -39,70 +44,76 @@ Documents = Callable[[], Iterator[str]]
 def open_corpus(config: Config) -> tuple[str, Documents]:
     """Find the corpus `training.dataset`; return a digest to identify it, and its documents.
 
-    Of a corpus on the hub nothing is read yet: its digest is of its name. Raises `InputError` if it
-    is not there, and `OSError` if its files cannot be read.
+    The digest of a corpus on the hub is that of its name: nothing of it is read yet. Raises
+    `InputError` if the corpus does not exist, and `OSError` if its files cannot be read.
     """
-    name, data = config.training.dataset, config.data
-    if name in STDLIB:
-        files = _stdlib_files(STDLIB[name])
-        return digest_of(files), lambda: map(_text, files)
-    if name == PARQUET:
+    name = config.training.dataset
+    data_config = config.data
+    if name in STDLIB_DATASETS:
+        files = _list_stdlib_files(STDLIB_DATASETS[name])
+        return hash_files(files), lambda: map(_read_text, files)
+    if name == PARQUET_DATASET:
         files = find_parquet_files(config.training.dataset_path)
-        whole = data.max_tokens is None
-        documents = partial(read_parquet_files, files, data.text_column, check_all=whole)
-        return f"{digest_of(files)}:{data.text_column}", documents
+        reads_all = data_config.max_tokens is None
+        column = data_config.text_column
+        documents = partial(read_parquet_files, files, column, check_all=reads_all)
+        return f"{hash_files(files)}:{column}", documents
     if name.startswith(("/", "./", "../", "~")) or os.path.exists(name):
         raise InputError(
             f"training.dataset={name} is a path: read parquet files with training.dataset=parquet "
-            f"{DATASET_PATH}={name}"
+            f"{quote(f'{DATASET_PATH}={name}')}"
         )
-    if data.max_tokens is None:
+    if data_config.max_tokens is None:
         raise InputError(
-            f"training.dataset={name!r} is none of {', '.join(STDLIB)}, parquet, so it is streamed "
-            "from Hugging Face: say with data.max_tokens how much of it to read"
+            f"training.dataset={name!r} is none of {', '.join(STDLIB_DATASETS)}, parquet, so it is "
+            "streamed from Hugging Face: say with data.max_tokens how much of it to read"
         )
-    digest = ":".join(["hub", name, str(data.subset), data.split, data.text_column])
-    return digest, partial(read_hub, name, data.subset, data.split, data.text_column)
+    hub_arguments = (name, data_config.subset, data_config.split, data_config.text_column)
+    digest = ":".join(["hub", *map(str, hub_arguments)])
+    return digest, partial(read_hub, *hub_arguments)
 
 
 # ---- the standard library ----
 
 
-def _stdlib_files(left_out: set[str]) -> list[Path]:
+def _list_stdlib_files(excluded_folders: set[str]) -> list[Path]:
     """List the interpreter's *.py files by path, without files generated by its build."""
     files = []
-    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
-        folders[:] = {*folders} - left_out  # os.walk enters these
-        ours = [name for name in names if not name.startswith(OF_THE_BUILD)]
-        files += [Path(folder, name) for name in ours if name.endswith(".py")]
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = set(subfolders) - excluded_folders  # os.walk enters these
+        source_names = [name for name in names if name.endswith(".py")]
+        files += [Path(folder, name) for name in source_names if not name.startswith(BUILD_FILES)]
     return sorted(files)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")  # some tests are in other encodings
 
 
 # ---- parquet files ----
 
 
-def find_parquet_files(given: str | None) -> list[Path]:
+def find_parquet_files(dataset_path: str | None) -> list[Path]:
     """List the parquet file, or the folder's files by name. Raises `InputError`."""
-    kinds = "a .parquet file or a folder of them"
-    if not given:
-        raise InputError(f"{DATASET_PATH} is not set: name {kinds}")
-    path = check_path(DATASET_PATH, given)
+    expected = "a .parquet file or a folder of them"
+    if not dataset_path:
+        raise InputError(f"{DATASET_PATH} is not set: name {expected}")
+    path = check_path(DATASET_PATH, dataset_path)
     if path.is_file():
         return [path]
     files = sorted(file for file in path.iterdir() if file.name.endswith(".parquet"))
     if not files:
-        inner = sorted({file.parent for file in path.glob("*/*.parquet")})
-        instead = f", but {inner[0]} does" if inner else ""
+        subfolders = sorted({file.parent for file in path.glob("*/*.parquet")})
+        suggestion = f", but {subfolders[0]} does" if subfolders else ""
         raise InputError(
-            f"{DATASET_PATH}={given}: the folder holds no *.parquet file{instead}: name {kinds}"
+            f"{DATASET_PATH}={dataset_path}: the folder holds no *.parquet file{suggestion}: "
+            f"name {expected}"
         )
     for file in files:
         if file.is_dir():
-            raise InputError(f"{DATASET_PATH}={given}: {file} is a folder: name one such folder")
+            raise InputError(
+                f"{DATASET_PATH}={dataset_path}: {file} is a folder: name one such folder"
+            )
         check_path(DATASET_PATH, str(file))
     return files
 
@@ -110,16 +121,19 @@ def find_parquet_files(given: str | None) -> list[Path]:
 def read_parquet_files(files: list[Path], column: str, check_all: bool) -> Iterator[str]:
     """Read the non-empty texts of a column, file by file, a few documents at once.
 
-    Raises `InputError`; with `check_all` before the first text if a file is not a parquet file
-    or lacks the column.
+    Raises `InputError`. With `check_all` it is raised before the first text if a file is not a
+    parquet file or lacks the column.
     """
-    for file in files if check_all else ():
-        with open_parquet(file, column):
-            pass
+    if check_all:
+        for file in files:
+            with open_parquet(file, column):
+                pass
     for file in files:
-        with open_parquet(file, column) as opened:
-            batches = opened.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
-            with readable(f"{file} could not be read", "give a whole file, with text in UTF-8"):
+        with open_parquet(file, column) as parquet_file:
+            batches = parquet_file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
+            with explain_read_errors(
+                f"{file} could not be read", "give a whole file, with text in UTF-8"
+            ):
                 for batch in batches:
                     texts = batch.column(column).to_pylist()
                     yield from select_texts(texts, f"data.text_column={column}: {file}")
@@ -132,30 +146,30 @@ def open_parquet(file: Path, column: str) -> Iterator["ParquetFile"]:
     import pyarrow.parquet
 
     with open(file, "rb") as content:
-        head = content.read(24)
-        if not head.startswith(MAGIC):
-            start = f"it begins with {head!r}" if head else "it is empty"
+        first_bytes = content.read(24)
+        if not first_bytes.startswith(PARQUET_MAGIC):
+            reason = f"it begins with {first_bytes!r}" if first_bytes else "it is empty"
             raise InputError(
-                f"{DATASET_PATH}: {file} is not a parquet file: {start}: name another, or convert "
+                f"{DATASET_PATH}: {file} is not a parquet file: {reason}: name another, or convert "
                 "it with pandas.DataFrame.to_parquet"
             )
-        with readable(f"{file} could not be read", "copy or download it again"):
-            opened = pyarrow.parquet.ParquetFile(content, buffer_size=BUFFER_BYTES)
-            columns = opened.schema_arrow.names
+        with explain_read_errors(f"{file} could not be read", "copy or download it again"):
+            parquet_file = pyarrow.parquet.ParquetFile(content, buffer_size=BUFFER_BYTES)
+            columns = parquet_file.schema_arrow.names
         if columns.count(column) != 1:
-            number = "several such columns" if column in columns else "no such column"
-            names = ", ".join(dict.fromkeys(columns[:NAMED_COLUMNS]))
-            raise InputError(f"data.text_column={column}: {file} has {number}: name one of {names}")
-        yield opened
+            fault = "several such columns" if column in columns else "no such column"
+            names = ", ".join(dict.fromkeys(columns[:MAX_LISTED_COLUMNS]))
+            raise InputError(f"data.text_column={column}: {file} has {fault}: name one of {names}")
+        yield parquet_file
 
 
-def select_texts(values: list, place: str) -> Iterator[str]:
-    """Select the non-empty texts. Raises `InputError`, which begins with `place`, for a value of
-    another type."""
+def select_texts(values: list, source: str) -> Iterator[str]:
+    """Select the non-empty texts. Raises `InputError`, which begins with `source`, for a value
+    that is not a text."""
     for value in values:
         if not isinstance(value, str | None):
-            kind = type(value).__name__
-            raise InputError(f"{place} holds {kind} instead of text: name another column")
+            type_name = type(value).__name__
+            raise InputError(f"{source} holds {type_name} instead of text: name another column")
         if value:
             yield value
 
@@ -165,14 +179,25 @@ def select_texts(values: list, place: str) -> Iterator[str]:
 
 def read_hub(name: str, subset: str | None, split: str, column: str) -> Iterator[str]:
     """Stream the non-empty texts of a column of a dataset. Raises `InputError`."""
-    mend = (
-        "give another data.text_column or data.split, or run `.venv/bin/python -m experiments.data "
-        "prepare ...` on a node with internet"
-    )
-    with readable(f"training.dataset={name} could not be read", mend):
+    with explain_read_errors(f"training.dataset={name} could not be read", _fix_hub_error):
         import datasets
 
         rows = datasets.load_dataset(name, streaming=True, name=subset, split=split)
-        place = f"data.text_column={column}: training.dataset={name}"
+        source = f"data.text_column={column}: training.dataset={name}"
         for row in rows.select_columns([column]):
-            yield from select_texts([row[column]], place)
+            yield from select_texts([row[column]], source)
+
+
+def _fix_hub_error(error: BaseException) -> str:
+    """Say what to do after an error of the library `datasets`, by the kind of the error."""
+    if isinstance(error, FileNotFoundError):  # DatasetNotFoundError among them
+        return (
+            "correct the name; a dataset with conditions needs your token in the environment "
+            "variable HF_TOKEN"
+        )
+    if isinstance(error, ValueError | LookupError):
+        return "give another data.subset, data.split or data.text_column"
+    return (
+        "look at the network and run again, or run "
+        f"`{PYTHON} -m experiments.data prepare ...` on a node with internet"
+    )

@@ -3,41 +3,46 @@
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from models.errors import InputError
 
-PANIC = "PanicException"  # the tokenizers library's, which is no Exception
+# An error of the tokenizers library, whose class does not derive from Exception
+TOKENIZERS_PANIC = "PanicException"
 
 
-def check_path(key: str, given: str) -> Path:
+def check_path(key: str, value: str) -> Path:
     """Return the path in a key's value; check access to its file or folder.
 
     The path is taken letter by letter: no pattern, no `~`. Raises `InputError`.
     """
-    path = Path(given)
+    path = Path(value)
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise InputError(f"{key}={given}: {find_fault(path, error)}") from error
-    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        raise InputError(f"{key}={given}: is neither a file nor a folder: name another path")
-    if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
-        raise InputError(f"{key}={given}: {find_fault(path, PermissionError())}")
+        raise InputError(f"{key}={value}: {explain_unreadable_path(path, error)}") from error
+    is_folder = stat.S_ISDIR(mode)
+    if not (is_folder or stat.S_ISREG(mode)):
+        raise InputError(f"{key}={value}: is neither a file nor a folder: name another path")
+    needed_access = os.R_OK | os.X_OK if is_folder else os.R_OK
+    if not os.access(path, needed_access):
+        raise InputError(f"{key}={value}: {explain_unreadable_path(path, PermissionError())}")
     return path
 
 
-def find_fault(path: Path, error: Exception) -> str:
-    """Say why a path cannot be read, and what to do. The first missing folder is named."""
+def explain_unreadable_path(path: Path, error: Exception) -> str:
+    """Say why a path cannot be read, and what to do. Names the first missing folder."""
     if isinstance(error, PermissionError):
         return "you may not read it: ask its owner for permission, or name another path"
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         return f"{getattr(error, 'strerror', None) or error}: name another path"
-    parts = [*reversed(path.parents), path]
-    missing = next((part for part in parts if not part.exists()), path)
+    missing = path
+    for folder in path.parents:
+        if not folder.exists():
+            missing = folder
     if missing.is_symlink():
         return f"{missing} is a link to {missing.readlink()}, which does not exist: restore that"
     if missing.parent.is_file():
@@ -49,33 +54,36 @@ def find_fault(path: Path, error: Exception) -> str:
     return f"{missing} does not exist: correct the path; in a container, mount that folder too"
 
 
-def digest_of(files: list[Path]) -> str:
+def hash_files(files: list[Path]) -> str:
     """Hash the files' contents, in their order, with blake2b; about a second per GB."""
-    total = hashlib.blake2b(digest_size=16)
+    combined_hash = hashlib.blake2b(digest_size=16)
     for path in files:
-        found = path.stat()
-        total.update(_digest(path, found.st_size, found.st_mtime_ns))
-    return total.hexdigest()
+        status = path.stat()
+        combined_hash.update(_hash_file(path, status.st_size, status.st_mtime_ns))
+    return combined_hash.hexdigest()
 
 
 @cache  # until the file changes: recipes of a study share their data
-def _digest(path: Path, size: int, changed_ns: int) -> bytes:
+def _hash_file(path: Path, n_bytes: int, changed_ns: int) -> bytes:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
 @contextmanager
-def readable(what: str, mend: str) -> Iterator[None]:
-    """Turn any error of reading a corpus or a tokenizer into an `InputError`.
+def explain_read_errors(failure: str, fix: str | Callable[[BaseException], str]) -> Iterator[None]:
+    """Turn any error of reading a corpus or a tokenizer into an `InputError`: its `failure`, the
+    reason and the `fix`, which may depend on the error.
 
-    It may be: no network, no such name, no access, a broken file.
+    Reasons are, for example, a missing network, a wrong name, missing access, a broken file.
     """
     try:
         yield
     except InputError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+        if not isinstance(error, Exception) and type(error).__name__ != TOKENIZERS_PANIC:
             raise
-        reason = " ".join(str(error).split())
-        raise InputError(f"{what} ({type(error).__name__}: {reason}): {mend}") from error
+        reason = " ".join(str(error).split())  # on one line
+        if callable(fix):
+            fix = fix(error)
+        raise InputError(f"{failure} ({type(error).__name__}: {reason}): {fix}") from error

@@ -1,5 +1,5 @@
-"""Begin, stop and end a command: its arguments and log, the signals it obeys, its exit code, and
-its sentence about bad input."""
+"""Begin, stop and end a command: its arguments, its log, the signals that stop it, its exit code,
+and its message about bad input."""
 
 import _thread
 import argparse
@@ -21,14 +21,28 @@ from typing import NoReturn
 
 from experiments.records.files import AGAIN, full_disk
 from models import gpus
-from models.errors import REINSTALL, InputError
+from models.errors import PYTHON, InputError, explain_missing_package
 
-COMPLETED, FAILED, BAD_INPUT, DIVERGED = 0, 1, 2, 3
-COME_BACK, FOR_GOOD = 75, 130  # EX_TEMPFAIL of sysexits.h; a shell's for Ctrl-C
-OWN_PACKAGES = ("analysis", "experiments", "extensions", "models")
+EXIT_COMPLETED = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_DIVERGED = 3
+EXIT_RESUME = 75  # EX_TEMPFAIL of sysexits.h
+EXIT_STOPPED = 130  # a shell's exit code for Ctrl-C
+# Similarity of an unknown option's name and an option's name, by difflib: 1 for the same name
+SIMILAR_NAME = 0.7  # the option is suggested
+MISSPELT_NAME = 0.9  # the option is suggested, and no key
+# Options that only one command has
+OPTIONS_BY_COMMAND = {
+    "analysis.report": ("--html", "--json", "--reference"),
+    "experiments.study": ("--seeds",),
+    "experiments.run": ("--seed",),
+    "experiments.recipe": ("--all",),
+}
+PROJECT_PACKAGES = ("analysis", "experiments", "extensions", "models")
 
 
-# ---- its arguments ----
+# ---- arguments ----
 
 
 class CommandLine(argparse.ArgumentParser):
@@ -46,75 +60,120 @@ class CommandLine(argparse.ArgumentParser):
         )
         self.takes_keys = takes_keys
 
-    def parse(self, argv: list[str] | None) -> argparse.Namespace:
-        """Read arguments. Options may stand between a recipe and its keys. Raises `InputError`."""
+    def parse_arguments(self, argv: list[str] | None) -> argparse.Namespace:
+        """Parse arguments. Options may stand between a recipe and its keys. Raises `InputError`."""
         words = sys.argv[1:] if argv is None else argv
         self._check_options(words)
         args, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if self.takes_keys:
+            _warn_of_repeated_keys(words)
         return args
 
     def _check_options(self, words: list[str]) -> None:
-        """Refuse unknown options, with what was meant. Raises `InputError`."""
-        unknown, options, keys = [], [], []
-        for word, following in itertools.zip_longest(words, words[1:]):
+        """Refuse unknown options, and suggest options, keys and commands. Raises `InputError`."""
+        unknown = []
+        suggested_options = []
+        suggested_keys = []
+        suggested_commands = []
+        for word, next_word in itertools.zip_longest(words, words[1:]):
             is_number = re.match(r"-[.\d]", word)
             if is_number or not re.match("--?[^-]", word):
                 continue
             if word.partition("=")[0] in self._option_string_actions:
                 continue
             unknown.append(word)
-            option, key = self._suggest(word, following)
-            options += [option] if option else []
-            keys += [key] if key else []
+            option = self._find_similar_option(word, SIMILAR_NAME)
+            is_misspelt = self._find_similar_option(word, MISSPELT_NAME) is not None
+            key = None
+            if self.takes_keys and not is_misspelt:
+                from experiments.config.options import translate_option
+
+                key = translate_option(word, next_word)
+            if key:
+                suggested_keys.append(key)
+            elif option:
+                suggested_options.append(option)
+            else:
+                suggested_commands += _name_commands(word)
         if not unknown:
             return
         sentence = f"unrecognized arguments: {' '.join(unknown)}"
-        if options:
-            sentence += f"; take {' '.join(options)}"
-        if keys:
-            sentence += f"; keys have no dashes: {' '.join(keys)}"
-        elif self.takes_keys and not options:
+        if suggested_options:
+            sentence += f"; take {' '.join(suggested_options)}"
+        if suggested_keys:
+            sentence += f"; keys have no dashes: {' '.join(suggested_keys)}"
+        elif suggested_commands:
+            sentence += f"; {', '.join(suggested_commands)}"
+        elif self.takes_keys and not suggested_options:
             sentence += "; keys have no dashes, as training.steps=200"
         self.error(sentence)
 
-    def _suggest(self, word: str, following: str | None) -> tuple[str | None, str | None]:
-        """Suggest an option of this command, or a key, for a word with dashes."""
+    def _find_similar_option(self, word: str, min_similarity: float) -> str | None:
+        """Find the option of this command that is most similar to a word with dashes."""
         name = word.partition("=")[0].replace("_", "-")
         options = [option for option in self._option_string_actions if option.startswith("--")]
-        same = difflib.get_close_matches(name, options, 1, cutoff=0.9)
-        similar = difflib.get_close_matches(name, options, 1, cutoff=0.7)
-        if self.takes_keys and not same:
-            from experiments.config.options import translate_option
-
-            key = translate_option(word, following)
-            if key:
-                return None, key
-        return (similar[0] if similar else None), None
+        matches = difflib.get_close_matches(name, options, 1, cutoff=min_similarity)
+        return matches[0] if matches else None
 
     def add_recipe(self, nargs: str | None = None) -> None:
         """Add a recipe's name, its overlays and keys."""
-        add = self.add_argument
         self.takes_keys = True
-        what = "a recipe, as `experiments.recipe list` names them, or the path of a recipe.yaml"
-        add("name", nargs=nargs, metavar="RECIPE", help=what)
+        self.add_argument(
+            "name",
+            nargs=nargs,
+            metavar="RECIPE",
+            help="a recipe, as `experiments.recipe list` names them, or the path of a recipe.yaml",
+        )
         self.add_overlays()
-        what = "e.g. training.steps=200"
-        add("overrides", nargs="*", default=[], metavar="key.path=value", help=what)
+        self.add_argument(
+            "overrides",
+            nargs="*",
+            default=[],
+            metavar="key.path=value",
+            help="e.g. training.steps=200",
+        )
 
     def add_overlays(self) -> None:
         """Add the repeatable option `--overlay`."""
-        what = "where or how big, e.g. cpu, in place of a study's; may be repeated"
-        self.add_argument("--overlay", action="append", default=[], metavar="O", help=what)
+        self.add_argument(
+            "--overlay",
+            action="append",
+            default=[],
+            metavar="O",
+            help="where or how big, e.g. cpu, in place of a study's; may be repeated",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as `InputError`."""
         raise InputError(f"{message}; -h lists arguments, options and keys")
 
 
-def seeds(text: str) -> list[int]:
-    """Read `--seeds`: how many of them, from 0; or a list, with a comma. Raises
+def _warn_of_repeated_keys(words: list[str]) -> None:
+    """Warn of a key with two values in one command: the last value counts."""
+    value_by_key = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or word.startswith("-"):
+            continue
+        if value_by_key.get(key, value) != value:
+            logging.getLogger().warning(f"{key} is given twice: {word} counts")
+        value_by_key[key] = value
+
+
+def _name_commands(word: str) -> list[str]:
+    """Name the command that has an option, in a part of a sentence; empty if none has it."""
+    option = word.partition("=")[0]
+    return [
+        f"{option} is an option of `{PYTHON} -m {command}`"
+        for command, options in OPTIONS_BY_COMMAND.items()
+        if option in options
+    ]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Parse `--seeds`: a number of seeds, which count from 0, or a list with a comma. Raises
     ArgumentTypeError."""
     if re.fullmatch(r"[1-9]\d?", text):
         return [*range(int(text))]
@@ -125,19 +184,19 @@ def seeds(text: str) -> list[int]:
     )
 
 
-def gpu_key(text: str) -> str:
-    """Read `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
+def parse_gpu(text: str) -> str:
+    """Parse `--gpu`: any name of a GPU of models/gpus.py. Returns its key. Raises
     ArgumentTypeError."""
     key = gpus.find(text)
     if key is None:
-        raise argparse.ArgumentTypeError(gpus.explain_unknown(text))
+        raise argparse.ArgumentTypeError(gpus.explain_unknown_gpu(text))
     return key
 
 
-def check_alone() -> None:
-    """Refuse to be one of several processes started by torchrun. Raises `InputError`.
+def require_single_process() -> None:
+    """Refuse to be one of several processes that torchrun started. Raises `InputError`.
 
-    The environment variable WORLD_SIZE tells; no other process is looked for.
+    Only the environment variable WORLD_SIZE is looked at.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
@@ -146,10 +205,10 @@ def check_alone() -> None:
         )
 
 
-def log_to(file: Path | None, lines: logging.Filter | None = None) -> None:
+def configure_log(file: Path | None, line_filter: logging.Filter | None = None) -> None:
     """Send the log to a file and to the screen; without a file, only warnings to the screen.
 
-    `lines` chooses and corrects the lines. Raises OSError.
+    `line_filter` selects and corrects the lines. Raises OSError.
     """
     screen = logging.StreamHandler(sys.stdout)
     handlers = [screen]
@@ -157,86 +216,97 @@ def log_to(file: Path | None, lines: logging.Filter | None = None) -> None:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     else:
         screen.setLevel(logging.WARNING)
-    for handler in handlers if lines else ():
-        handler.addFilter(lines)
-    line, date = "%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"
-    logging.basicConfig(format=line, datefmt=date, level="INFO", handlers=handlers, force=True)
+    if line_filter:
+        for handler in handlers:
+            handler.addFilter(line_filter)
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        level="INFO",
+        handlers=handlers,
+        force=True,
+    )
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # on a full disk the run goes on without lines in its log
 
 
-# ---- asked to stop ----
+# ---- requests to stop ----
 #
-# SIGUSR1 (a cluster's time limit is near) ends a run or a study with COME_BACK: whoever started it
-# may start it again. SIGTERM and SIGINT (Ctrl-C) end it with FOR_GOOD. Training
-# ends at its next step boundary. Before the first step there is nothing to save, so a request ends
-# the process at once; so does a second Ctrl-C at any time.
+# SIGUSR1 (a cluster's time limit is near) ends a run or a study with EXIT_RESUME: its starter may
+# start it again. SIGTERM and SIGINT (Ctrl-C) end it with EXIT_STOPPED. Training ends
+# after its current step. Before the first step there is nothing to save, so a request ends the
+# process at once; so does a second Ctrl-C at any time.
 
-# In the environment of what a study or a run starts: the process that it must not outlive.
+# A variable in the environment of the processes of a study or a run: the id of the process that
+# they must not outlive
 STARTER_PID = "STARTER_PID"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Interrupted(Exception):
-    """Training ended at a step boundary because it was asked to; `code` is the exit code."""
+    """Training ended after a step because of a request to stop; the process ends with
+    `exit_code`."""
 
-    def __init__(self, code: int, sentence: str):
+    def __init__(self, exit_code: int, sentence: str):
         super().__init__(sentence)
-        self.code = code
+        self.exit_code = exit_code
 
 
-class Stop:
-    """The first request to end: `code` is 0, COME_BACK or FOR_GOOD; `why` the signal."""
+class StopRequest:
+    """The first request to stop: `exit_code` is 0, EXIT_RESUME or EXIT_STOPPED."""
 
     def __init__(self):
-        # True while somebody reads `code`: training at a step's end, or `run_all`. Else a request
-        # ends the process at once.
-        self.deferred = False
-        self.code, self.why = 0, ""
-        self._asked_at = 0.0
+        # True while a request waits until `exit_code` is read, by training after a step or by
+        # `run_all`. While False, a request ends the process at once.
+        self.waits_for_step_end = False
+        self.exit_code = 0
+        self.signal_name = ""
+        self._requested_at = 0.0
 
     def listen(self) -> None:
-        """Take over SIGINT, SIGTERM and SIGUSR1. Called first in a program, before there are other
-        threads."""
+        """Handle SIGINT, SIGTERM and SIGUSR1. A program calls this before it has other threads."""
         # SIGUSR1 is blocked, and a thread waits for it. Children inherit the block: a cluster may
         # signal every process of a job, and a compile worker would die of it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        threading.Thread(target=_pass_on_usr1, daemon=True).start()
+        threading.Thread(target=_forward_usr1, daemon=True).start()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._handle)
-        starter = os.environ.get(STARTER_PID)
-        if starter:
+            signal.signal(number, self.handle)
+        starter_pid = os.environ.get(STARTER_PID)
+        if starter_pid:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if starter != str(os.getppid()):  # it has died since it started this process
-                sys.exit(FOR_GOOD)
+            if starter_pid != str(os.getppid()):  # the starter has died already
+                sys.exit(EXIT_STOPPED)
 
-    def _handle(self, number: int, frame) -> None:
-        """Note a request; raise at once if nobody defers it, or at a second Ctrl-C.
+    def handle(self, number: int, frame) -> None:
+        """Record a request; raise KeyboardInterrupt unless it waits for the end of a step.
 
-        The first request wins: a cluster that wants a job to come back may send SIGTERM after it. A
-        study passes a second Ctrl-C on as SIGINT; without a study, what comes within a second is
-        the same Ctrl-C by another way.
+        The first request decides on the exit code: a cluster may send SIGTERM after SIGUSR1. A
+        second Ctrl-C does not wait. A study passes it on as SIGINT; without a study, a SIGINT
+        within a second is the same Ctrl-C by another way.
         """
-        again = STARTER_PID in os.environ or time.monotonic() > self._asked_at + 1
-        insists = self.code and number == signal.SIGINT and again
-        if not self.code:
-            self.code = COME_BACK if number == signal.SIGUSR1 else FOR_GOOD
-            self.why, self._asked_at = signal.Signals(number).name, time.monotonic()
-        if insists or not self.deferred:
-            self.deferred = True  # the next request must not disturb the end that this one begins
-            raise KeyboardInterrupt(self.code)
+        has_study = STARTER_PID in os.environ
+        is_same_ctrl_c = not has_study and time.monotonic() <= self._requested_at + 1
+        is_second_ctrl_c = self.exit_code and number == signal.SIGINT and not is_same_ctrl_c
+        if not self.exit_code:
+            self.exit_code = EXIT_RESUME if number == signal.SIGUSR1 else EXIT_STOPPED
+            self.signal_name = signal.Signals(number).name
+            self._requested_at = time.monotonic()
+        if is_second_ctrl_c or not self.waits_for_step_end:
+            # The next request must not disturb the end that this one begins
+            self.waits_for_step_end = True
+            raise KeyboardInterrupt(self.exit_code)
 
 
-def _pass_on_usr1() -> None:
+def _forward_usr1() -> None:
     signal.sigwait({signal.SIGUSR1})
     _thread.interrupt_main(signal.SIGUSR1)
 
 
-# ---- its end ----
+# ---- the end ----
 
 
-class _Output(io.FileIO):
-    """A file whose failures raise nothing: a closed pipe ends no training."""
+class _UncheckedOutput(io.FileIO):
+    """A file whose errors are not raised: a closed pipe ends no training."""
 
     def write(self, data) -> int:
         with suppress(OSError):
@@ -244,31 +314,38 @@ class _Output(io.FileIO):
         return len(data)
 
 
-def code_of(command: Callable[[], int]) -> int:
-    """Do a command's work; return its exit code. Bad input is printed as a sentence."""
+def run_command(command: Callable[[], int]) -> int:
+    """Run a command; return its exit code. Prints a sentence about bad input."""
     try:
         return command()
     except InputError as error:
-        sentence = str(error)
+        message = str(error)
     except OSError as error:
-        # a library's may have a text alone
-        where, what = error.filename or "the system", error.strerror or error
-        full = full_disk(error, [Path()])
-        sentence = f"{full}: {AGAIN}" if full else f"{where}: {what}: mend that, or choose another"
-    except ImportError as error:  # files are gone, as on a scratch file system that is cleaned
-        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
+        message = _describe_system_error(error)
+    except ImportError as error:  # files are missing, as on a scratch file system that is cleaned
+        package = (error.name or "").partition(".")[0]
+        if package in PROJECT_PACKAGES:
             raise
-        sentence = f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster "
-        sentence += "in the container of its jobs"
-    except KeyboardInterrupt as request:  # of `Stop`, once it listens
-        return request.args[0] if request.args else FOR_GOOD
-    print(f"error: {sentence}", file=sys.stderr)
-    return BAD_INPUT
+        message = explain_missing_package(error)
+    except KeyboardInterrupt as interrupt:  # with the exit code of a `StopRequest` that listens
+        print("stopped", file=sys.stderr)
+        return interrupt.args[0] if interrupt.args else EXIT_STOPPED
+    print(f"error: {message}", file=sys.stderr)
+    return EXIT_BAD_INPUT
 
 
-def leave(command: Callable[[], int]) -> NoReturn:
-    """Do a command's work, and end the process with its exit code, without the interpreter's
-    clean-up.
+def _describe_system_error(error: OSError) -> str:
+    """Say what the system refused, and what to do."""
+    disk = full_disk(error, [Path()])
+    if disk:
+        return f"{disk}: {AGAIN}"
+    place = error.filename or "the system"
+    reason = error.strerror or error  # an error of a library may have only a text
+    return f"{place}: {reason}: fix that, or choose another"
+
+
+def exit_with(command: Callable[[], int]) -> NoReturn:
+    """Run a command, and end the process with its exit code, without Python's clean-up.
 
     The clean-up can wait for 300 s for inductor's pool of compile workers (pytorch issue 162199),
     and with several ranks gloo sometimes aborts in it. The pool ends by itself once its pipe is
@@ -276,16 +353,16 @@ def leave(command: Callable[[], int]) -> NoReturn:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        output = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
+        output = io.BufferedWriter(_UncheckedOutput(stream.fileno(), "w", closefd=False))
         # "backslashreplace": a locale may lack a letter
         text = io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
         setattr(sys, name, text)
     try:
-        code = code_of(command)
+        exit_code = run_command(command)
     except Exception:
         sys.excepthook(*sys.exc_info())
-        code = FAILED
+        exit_code = EXIT_FAILED
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(exit_code)

@@ -1,14 +1,14 @@
-"""Start runs as processes, as many at once as there are GPUs, and watch them.
+"""Start runs as processes, as many at once as the machine has GPUs, and watch them.
 
-Each run of a study compiles in empty cache folders of its own, which are removed after it:
-otherwise the first run would pay for what later runs compile, and their times to the first step
-would not compare.
+Each run of a study compiles into empty cache folders, which are removed after it. With shared
+folders the first run would compile for the later ones, and their times to the first step would not
+compare.
 """
 
-import itertools
 import math
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -21,13 +21,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from experiments.jobs.command import (
-    BAD_INPUT,
-    COME_BACK,
-    COMPLETED,
-    DIVERGED,
-    FOR_GOOD,
+    EXIT_BAD_INPUT,
+    EXIT_COMPLETED,
+    EXIT_DIVERGED,
+    EXIT_RESUME,
+    EXIT_STOPPED,
     STARTER_PID,
-    Stop,
+    StopRequest,
 )
 from experiments.records.files import write_whole
 from experiments.records.run import (
@@ -41,23 +41,24 @@ from experiments.records.run import (
 )
 
 CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-# Those that the user has not set. This is looked at before torch is imported, which sets one by
-# itself.
-COMPILE_CACHES = CACHE_VARIABLES - os.environ.keys()
-COMMAND = "experiments.run"
-LINE_EVERY_S = 10
-GRACE_S = 30  # from a second Ctrl-C to the killing of what is deaf to it
-NODES = Path("/sys/devices/system/node")
-ENDS = {
-    COMPLETED: "completed",
-    DIVERGED: "diverged",
-    COME_BACK: "interrupted",
-    FOR_GOOD: "interrupted",
+# Variables that the user has not set. They are looked up before torch is imported, because torch
+# sets one of them.
+UNSET_CACHE_VARIABLES = CACHE_VARIABLES - os.environ.keys()
+RUN_MODULE = "experiments.run"
+PROGRESS_INTERVAL_S = 10
+LOG_PREFIX = r"^[\d-]+ [\d:]+ [A-Z]+ "  # time and level of a line: see `configure_log`
+KILL_AFTER_S = 30  # from a second Ctrl-C to SIGKILL for runs that do not end
+MEMORY_NODES = Path("/sys/devices/system/node")
+ENDING_BY_EXIT_CODE = {
+    EXIT_COMPLETED: "completed",
+    EXIT_DIVERGED: "diverged",
+    EXIT_RESUME: "interrupted",
+    EXIT_STOPPED: "interrupted",
 }
 
 
 @dataclass(eq=False)
-class Job:
+class RunProcess:
     """A run of a study, from its turn to its end."""
 
     title: str
@@ -65,13 +66,17 @@ class Job:
     recipe: str  # the text of its recipe.yaml
     steps: int
     world_size: int = 1
-    before: int = 0  # the last step on record when the study began
-    attempt_number: int = 0  # of its process; 0 before the process has put its beginning on record
-    code: int = COME_BACK  # how it ended: negative for a signal; COME_BACK if its turn did not come
+    description: str = ""  # of its plan
+    steps_before: int = 0  # the last step on record when the study began
+    # Negative for a signal; EXIT_RESUME for a run whose turn did not come
+    exit_code: int = EXIT_RESUME
+    is_stopping: bool = False  # a request to stop was passed on
     process: subprocess.Popen | None = None
-    started: datetime | None = None
+    # When the process started; None once the notes in the run's record are printed
+    unreported_start: datetime | None = None
+    attempt_number: int = 0  # of the process, once its beginning is on record
     gpus: list[str | None] = field(default_factory=list)
-    caches: tempfile.TemporaryDirectory | None = None
+    cache_folder: tempfile.TemporaryDirectory | None = None
 
     @property
     def step(self) -> int:
@@ -79,193 +84,221 @@ class Job:
         return last_step(self.directory)
 
     def start(self, gpus: list[str | None]) -> bool:
-        """Start the run on some GPUs, near the cores and memory of one; False if the disk is full.
+        """Start the run on `gpus`, near the cores and memory of a single GPU.
 
-        stderr is added to the run's log; stdout, which repeats the log, is dropped.
+        The process appends its stderr to the run's log. Its stdout repeats the log and is dropped.
+        Returns False if the disk is full.
         """
-        self.gpus, names = gpus, ",".join(gpu for gpu in gpus if gpu)
+        self.gpus = gpus
+        gpu_names = ",".join(gpu for gpu in gpus if gpu)
         variables = {STARTER_PID: str(os.getpid())}
-        if names:
-            variables["CUDA_VISIBLE_DEVICES"] = names
-        near = binding(gpus[0]) if len(gpus) == 1 else []  # else each process binds itself
+        if gpu_names:
+            variables["CUDA_VISIBLE_DEVICES"] = gpu_names
+        # Each process of a run on several GPUs calls numactl itself
+        numa_command = find_numa_command(gpus[0]) if len(gpus) == 1 else []
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / RECIPE, self.recipe)
-            self.caches = tempfile.TemporaryDirectory(
+            self.cache_folder = tempfile.TemporaryDirectory(
                 prefix="compile-cache-", ignore_cleanup_errors=True
             )
-            variables |= {name: f"{self.caches.name}/{name}" for name in COMPILE_CACHES}
+            for name in UNSET_CACHE_VARIABLES:
+                variables[name] = f"{self.cache_folder.name}/{name}"
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
-                # A session of its own: this process passes a terminal's Ctrl-C on
-                self.started = datetime.now(UTC)
+                self.unreported_start = datetime.now(UTC)
                 self.process = subprocess.Popen(
-                    [*near, sys.executable, "-m", COMMAND, str(self.directory)],
+                    [*numa_command, sys.executable, "-m", RUN_MODULE, str(self.directory)],
                     env=os.environ | variables,
                     stdout=subprocess.DEVNULL,
                     stderr=log,
-                    start_new_session=True,
+                    start_new_session=True,  # this process passes a terminal's Ctrl-C on
                 )
         except OSError as error:  # the next run may find room
-            self.code = BAD_INPUT
-            self.say(f"failed: {error}")
+            self.exit_code = EXIT_BAD_INPUT
+            self.report(f"failed: {error}")
             return False
-        self.say(f"started on GPU {names}" if names else "started")
+        self.report(f"started on GPU {gpu_names}" if gpu_names else "started")
         return True
 
-    def ended(self) -> bool:
-        """Poll the process; once it has ended, set `code`, delete its caches and say how it ended.
+    def poll_and_report(self) -> bool:
+        """Poll the process; return True if it has ended.
 
-        Returns whether it has ended.
+        At its end this sets `exit_code`, deletes the caches and prints how the run ended.
         """
-        self.before = min(self.before, self.step)  # without checkpoints a run begins again at 0
-        self._say_beginning()
-        code = self.process.poll()
-        if code is None:
+        # A run without checkpoints begins again at step 0
+        self.steps_before = min(self.steps_before, self.step)
+        self._report_notes()
+        exit_code = self.process.poll()
+        if exit_code is None:
             return False
-        self.code = code
-        self.caches.cleanup()
-        outcome = ENDS.get(code, "failed")
-        if code < 0:
-            outcome = f"killed by {signal.Signals(-code).name}"
+        self.exit_code = exit_code
+        self.cache_folder.cleanup()
+        if exit_code < 0 and self.is_stopping and -exit_code != signal.SIGKILL:
+            ending = "stopped before its first step"  # it did not listen yet
+        elif exit_code < 0:
+            ending = f"killed by {signal.Signals(-exit_code).name}"
+        else:
+            ending = ENDING_BY_EXIT_CODE.get(exit_code, "failed")
         if self.step:
-            outcome += f" at step {self.step}"
-        if code:
-            log = self.directory / LOG
-            lines = log.read_text("utf-8", errors="replace").split("\n")
-            outcome += ": " + next(filter(None, reversed(lines)), f"see {log}")
-        self.say(outcome)
+            ending += f" at step {self.step}"
+        if exit_code and not ending.startswith("stopped"):
+            ending += f": {self._read_last_log_line()}"
+        self.report(ending)
         return True
 
-    def _say_beginning(self) -> None:
-        """Say once what the run's record notes of its beginning, as damaged checkpoints."""
-        if self.attempt_number:
+    def _read_last_log_line(self) -> str:
+        """Read the last line of the log that is not empty, without its time; name the log."""
+        log = self.directory / LOG
+        lines = log.read_text("utf-8", errors="replace").split("\n")
+        for line in reversed(lines):
+            if line:
+                return f"{re.sub(LOG_PREFIX, '', line)} (log: {log})"
+        return f"see {log}"
+
+    def _report_notes(self) -> None:
+        """Print the notes in the run's record once, as about damaged checkpoints."""
+        if not self.unreported_start:
             return
-        with suppress(RecordError):  # there is none yet, or the run says what is wrong with it
+        with suppress(RecordError):  # no record yet, or the run itself reports its fault
             attempt = RunRecord.read(self.directory / RUN_RECORD).last_attempt
-            if attempt.start >= self.started:
+            if attempt.start >= self.unreported_start:
+                self.unreported_start = None
                 self.attempt_number = attempt.number
                 for note in attempt.notes:
-                    self.say(note)
+                    self.report(note)
 
-    def show(self, left_s: float) -> None:
-        """Say how far the run is, and how many seconds are left for all of them."""
+    def report_progress(self, remaining_s: float) -> None:
+        """Print the run's last step, and the remaining seconds of all runs."""
         interval = last_interval(self.directory)
         if interval and interval.attempt == self.attempt_number:
-            self.say(
+            self.report(
                 f"step {interval.step}/{self.steps}  loss {interval.loss or math.nan:.3f}  "
                 f"{interval.tokens_per_s:,.0f} tokens/s  "
-                f"all runs: {timedelta(seconds=round(left_s))} left"
+                f"all runs: {timedelta(seconds=round(remaining_s))} left"
             )
 
-    def say(self, event: str) -> None:
+    def report(self, event: str) -> None:
+        """Print a line about the run."""
         print(f"{datetime.now():%H:%M:%S} {self.title}: {event}")
 
 
-def run_all(runs: list[Job], stop: Stop) -> None:
-    """Start runs and wait for them, as many at once as there are GPUs.
+def run_all(runs: list[RunProcess], stop: StopRequest) -> None:
+    """Start runs and wait for them, as many at once as the machine has GPUs.
 
-    A request to `stop` is passed on to the runs, and no other is started. No run takes more GPUs
-    than there are.
+    A request to stop is passed on to the runs, and no further run starts. A run takes at most the
+    GPUs of this machine.
     """
-    stop.deferred = True
+    stop.waits_for_step_end = True
     for number, run in enumerate(runs, 1):
         run.title = f"[{number}/{len(runs)}] {run.title}"
     try:
-        _work(runs, stop)
-    finally:  # whatever ends the work ends the runs too
-        _send(runs, signal.SIGTERM)
-        stop.deferred = False
+        _run_queue(runs, stop)
+    finally:  # any end of this function ends the runs too
+        _send_signal(runs, signal.SIGTERM)
+        stop.waits_for_step_end = False
 
 
-def _work(runs: list[Job], stop: Stop) -> None:
-    """Start runs as GPUs become free, forward stop signals, and say how runs get on and end."""
-    waiting, running, asked, kill_at = list(runs), [], False, math.inf
-    line_at = begun = time.monotonic()
-    while running or (waiting and not stop.code):
+def _run_queue(runs: list[RunProcess], stop: StopRequest) -> None:
+    """Start runs as GPUs become free, forward stop signals, and report progress and ends."""
+    waiting = list(runs)
+    running = []
+    is_stopping = False
+    kill_time = math.inf
+    start_time = time.monotonic()
+    report_time = start_time
+    while running or (waiting and not stop.exit_code):
         try:
-            if not stop.code:
-                _start_next(waiting, running)
+            if not stop.exit_code:
+                _start_waiting(waiting, running)
             time.sleep(0.2)
-            if stop.code and not asked:
-                asked = True
-                _send(running, signal.SIGUSR1 if stop.code == COME_BACK else signal.SIGTERM)
-            if time.monotonic() > kill_at:
-                _send(running, signal.SIGKILL)
-            running = [run for run in running if not run.ended()]
-            if time.monotonic() > line_at + LINE_EVERY_S:
-                line_at = time.monotonic()
-                made = sum(run.step - run.before for run in runs)
-                left = sum(run.steps - run.step for run in running + waiting)
+            if stop.exit_code and not is_stopping:
+                is_stopping = True
+                resumes = stop.exit_code == EXIT_RESUME
+                _send_signal(running, signal.SIGUSR1 if resumes else signal.SIGTERM)
+            if time.monotonic() > kill_time:
+                _send_signal(running, signal.SIGKILL)
+            running = [run for run in running if not run.poll_and_report()]
+            if time.monotonic() > report_time + PROGRESS_INTERVAL_S:
+                report_time = time.monotonic()
+                completed_steps = sum(run.step - run.steps_before for run in runs)
+                remaining_steps = sum(run.steps - run.step for run in running + waiting)
+                step_s = (report_time - start_time) / max(1, completed_steps)
                 for run in running:
-                    run.show((line_at - begun) / max(1, made) * left)
-        except KeyboardInterrupt:  # a second Ctrl-C: runs do not wait for a step's end either
-            kill_at = time.monotonic() + GRACE_S
-            _send(running, signal.SIGINT)
+                    run.report_progress(step_s * remaining_steps)
+        except KeyboardInterrupt:  # a second Ctrl-C: the runs end within their step
+            kill_time = time.monotonic() + KILL_AFTER_S
+            _send_signal(running, signal.SIGINT)
 
 
-def _start_next(waiting: list[Job], running: list[Job]) -> None:
-    """Move runs from `waiting` to `running`, as far as there are free GPUs."""
-    there = gpus()
+def _start_waiting(waiting: list[RunProcess], running: list[RunProcess]) -> None:
+    """Move runs from `waiting` to `running` while GPUs are free."""
+    visible_gpus = list_visible_gpus()
     while waiting:
-        taken = list(itertools.chain.from_iterable(run.gpus for run in running))
-        free = [gpu for gpu in there if gpu not in taken]
-        # without GPUs the machine is one, for all processes
-        count = min(waiting[0].world_size, len(there))
-        if count > len(free):
+        used_gpus = [gpu for run in running for gpu in run.gpus]
+        free_gpus = [gpu for gpu in visible_gpus if gpu not in used_gpus]
+        # A machine without GPUs counts as one GPU, for all processes of a run
+        n_gpus = min(waiting[0].world_size, len(visible_gpus))
+        if n_gpus > len(free_gpus):
             return
         run = waiting.pop(0)
-        if run.start(free[:count]):
+        if run.start(free_gpus[:n_gpus]):
             running.append(run)
 
 
-def _send(runs: list[Job], request: signal.Signals) -> None:
+def _send_signal(runs: list[RunProcess], number: signal.Signals) -> None:
     for run in runs:
         if run.process:
-            run.process.send_signal(request)
+            run.is_stopping = True
+            run.process.send_signal(number)
 
 
 # ---- folders and GPUs ----
 
 
-def compile_folders() -> list[str]:
-    """List the folders for the kernels of runs.
+def list_compile_folders() -> list[str]:
+    """List the folders for the compiled kernels of runs.
 
     The folder of temporary files stands for each variable that the user has not set.
     """
-    named = (CACHE_VARIABLES - COMPILE_CACHES) & os.environ.keys()
-    chosen = [os.environ[name] for name in named]
-    return [*chosen, tempfile.gettempdir()] if COMPILE_CACHES else chosen
+    set_variables = (CACHE_VARIABLES - UNSET_CACHE_VARIABLES) & os.environ.keys()
+    folders = [os.environ[name] for name in set_variables]
+    if UNSET_CACHE_VARIABLES:
+        folders.append(tempfile.gettempdir())
+    return folders
 
 
-def gpus() -> list[str | None]:
+def list_visible_gpus() -> list[str | None]:
     """List the GPUs of CUDA_VISIBLE_DEVICES (indices or UUIDs), or all of this machine.
 
-    [None] without a GPU, whatever the variable says.
+    Returns [None] on a machine without a GPU, with any value of the variable.
     """
     import torch
 
-    count = torch.cuda.device_count()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index) for index in range(count)]
-    if visible:
-        names = [name.strip() for name in visible.split(",")]
-    return names[:count] or [None]
+    n_gpus = torch.cuda.device_count()
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices:
+        names = [name.strip() for name in visible_devices.split(",")]
+    else:
+        names = [str(index) for index in range(n_gpus)]
+    return names[:n_gpus] or [None]
 
 
-def binding(gpu: str | None) -> list[str]:
-    """Return the `numactl` command to bind a process to its Hopper GPU's Grace CPU and memory.
+def find_numa_command(gpu: str | None) -> list[str]:
+    """Return the `numactl` command that binds a process to the Grace CPU of its Hopper GPU, and to
+    the memory of that CPU.
 
-    The memory is the CPU's. Empty on other machines, where a GPU's number does not say which cores
-    are near.
+    Empty on other machines: there the number of a GPU does not tell the nearest cores.
     """
-    # A Grace Hopper lists each GPU's own memory as a node without cores
-    cpus = [cores for cores in NODES.glob("node*/cpulist") if cores.read_text().strip()]
-    numbered = gpu is not None and gpu.isdecimal()
-    if not numbered or platform.machine() != "aarch64" or len(cpus) != len(gpus()):
+    if gpu is None or not gpu.isdecimal() or platform.machine() != "aarch64":
+        return []
+    # A Grace Hopper lists the memory of each GPU as a node without cores
+    core_lists = [file.read_text().strip() for file in MEMORY_NODES.glob("node*/cpulist")]
+    n_cpus = sum(cores != "" for cores in core_lists)
+    if n_cpus != len(list_visible_gpus()):
         return []
     command = ["numactl", f"--cpunodebind={gpu}", f"--membind={gpu}"]
-    # A container may lack numactl or forbid any choice: then nothing starts with it
+    # A container may lack numactl, or forbid every binding
     if not shutil.which("numactl"):
         return []
-    permitted = subprocess.run([*command, "true"], capture_output=True).returncode == 0
-    return command if permitted else []
+    is_permitted = subprocess.run([*command, "true"], capture_output=True).returncode == 0
+    return command if is_permitted else []

@@ -3,11 +3,13 @@ and studies."""
 
 import errno
 import fcntl
+import itertools
 import logging
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +22,8 @@ FULL = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the limit on the size of a file (ulimit -f) is reached",
 }
+PLENTY = 10**9  # free bytes of a disk that is not the full one
+RUNS = Path("runs")
 AGAIN = "make room, then give the same command"
 
 
@@ -64,7 +68,7 @@ def full_disk(error: BaseException | None, folders: Iterable[Path]) -> str | Non
     """Find a full disk among the causes of an error; return a sentence, or None.
 
     Libraries seldom name the file: then it is in the fullest of `folders`, or in that of temporary
-    files.
+    files. If that has plenty of room, the sentence names no folder.
     """
     fullest = min([*folders, Path(os.environ.get("TMPDIR", "/tmp"))], key=free_bytes)
     while error:
@@ -72,8 +76,12 @@ def full_disk(error: BaseException | None, folders: Iterable[Path]) -> str | Non
             return str(error)
         for code, reason in FULL.items():
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):
-                place = Path(getattr(error, "filename", None) or fullest)
-                return f"{reason}: {place} has {bytes_word(free_bytes(place))} free"
+                named = getattr(error, "filename", None)
+                place = Path(named or fullest)
+                free = free_bytes(place)
+                if free > PLENTY and not named:
+                    return reason
+                return f"{reason}: {place} has {bytes_word(free)} free"
         error = error.__cause__ or error.__context__
     return None
 
@@ -97,12 +105,31 @@ def bytes_word(count: int) -> str:
 
 def dated_folder(name: str) -> Path:
     """Name the folder of what starts now: runs/NAME-DATE-TIME."""
-    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def run_folder(name: str, seed: int) -> Path:
-    """Name the folder of a run without --out, laid out as a study's."""
-    return dated_folder(name) / name / f"seed{seed}"
+def make_dated_folder(name: str) -> Path:
+    """Make the folder runs/NAME-DATE-TIME for this process alone.
+
+    A folder that exists, as of a process that started in the same second, gets no second user: the
+    name gets a number. Raises OSError.
+    """
+    RUNS.mkdir(exist_ok=True)
+    dated = dated_folder(name)
+    folder = dated
+    for number in itertools.count(2):
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+        folder = dated.with_name(f"{dated.name}-{number}")
+
+
+def make_run_folder(name: str, seed: int) -> Path:
+    """Make a folder for a run without --out; name the run's folder in it, laid out as a study's.
+
+    Raises OSError.
+    """
+    return make_dated_folder(name) / name / f"seed{seed}"
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
@@ -132,7 +159,7 @@ def check_mark(folder: Path, kind: str, mark: str) -> None:
     if is_bare(folder):
         raise InputError(
             f"{folder} holds no files: if a file system has deleted them, start the {kind} again "
-            f"by its name, with --out {folder}"
+            f"by its name, with --out {shlex.quote(str(folder))}"
         )
     if os.path.isdir(folder):  # unlike Path.is_dir, for names of any length
         raise InputError(

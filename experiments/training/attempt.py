@@ -22,15 +22,15 @@ import torch
 from torch import distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from experiments.config.recipes import check_recipe, digest, to_yaml
+from experiments.config.recipes import hash_text, require_same_recipe, to_yaml
 from experiments.jobs.command import (
-    BAD_INPUT,
-    COMPLETED,
-    DIVERGED,
-    FAILED,
+    EXIT_BAD_INPUT,
+    EXIT_COMPLETED,
+    EXIT_DIVERGED,
+    EXIT_FAILED,
     Interrupted,
-    Stop,
-    log_to,
+    StopRequest,
+    configure_log,
 )
 from experiments.records import run as records
 from experiments.records.files import (
@@ -38,7 +38,7 @@ from experiments.records.files import (
     check_folder,
     full_disk,
     lock_folder,
-    run_folder,
+    make_run_folder,
     write_whole,
 )
 from experiments.training import checkpoint, machine, places
@@ -63,20 +63,26 @@ class End(NamedTuple):
     error: str | None = None
 
 
-def run(plan: Plan, findings: list[Finding], out: Path | None, stop: Stop) -> int:
+def run(plan: Plan, findings: list[Finding], out: Path | None, stop: StopRequest) -> int:
     """Train into `out` (None: a new folder under runs/); return the exit code.
 
     Raises `InputError` for a folder that cannot be used.
     """
-    be_alone()
-    out = out or run_folder(plan.recipe.name, plan.config.debug.seed)
-    end = train(plan, findings, out, RunDirectory(out, plan), stop)
+    if plan.world_size == 1:
+        init_single_process()
+    out = out or make_run_folder(plan.recipe.name, plan.config.debug.seed)
+    directory = RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
+    end = train(plan, findings, out, directory, stop)
     if dist.is_initialized():
-        dist.destroy_process_group()
+        with only_logged("could not leave the process group cleanly"):
+            # Ranks end after the last record: a launcher ends all of them when one has failed
+            if end.status != "failed":  # else the others may never come
+                dist.barrier()
+            dist.destroy_process_group()
     return end.code
 
 
-def be_alone() -> None:
+def init_single_process() -> None:
     """Set torch.distributed, needed by torchtitan, to this process alone.
 
     It then waits for nobody and needs no NCCL.
@@ -112,7 +118,7 @@ def train(
     findings: list[Finding],
     out: Path,
     directory: "RunDirectory | None",
-    stop: Stop,
+    stop: StopRequest,
 ) -> End:
     """Train in this process to the end, whatever it is; write the records; return the end.
 
@@ -122,8 +128,8 @@ def train(
     """
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
     log, after = (out / records.LOG, directory.step) if directory else (None, 0)
-    trainer, end = None, End("completed", COMPLETED)
-    log_to(log, TrueLines(plan.config))
+    trainer, end = None, End("completed", EXIT_COMPLETED)
+    configure_log(log, TrueLines(plan.config))
     for topic, finding in findings:
         level = logging.WARNING if topic == machine.TORCH else logging.INFO
         logging.log(level, f"{topic}: {finding}")
@@ -131,7 +137,7 @@ def train(
         logging.warning(note)
     try:
         trainer = Trainer(plan, stop, directory)
-        ranks = places.of_all_ranks(trainer.combine)
+        ranks = places.of_all_ranks(trainer.all_reduce)
         if directory:
             directory.attempt.machines = ranks["machines"]
             directory.attempt.gpus = ranks["gpus"]
@@ -152,20 +158,24 @@ def train(
     return end
 
 
-def _end(error: BaseException, stop: Stop, plan: Plan, out: Path) -> End:
+def _end(error: BaseException, stop: StopRequest, plan: Plan, out: Path) -> End:
     """Map an exception of a run in the folder `out` to its status and exit code."""
     match error:
         case Interrupted():
-            return End("interrupted", error.code, str(error))
+            return End("interrupted", error.exit_code, str(error))
         case KeyboardInterrupt():
-            return End("interrupted", stop.code, f"stopped by {stop.why} before the end of a step")
+            return End(
+                "interrupted",
+                stop.exit_code,
+                f"stopped by {stop.signal_name} before the end of a step",
+            )
         case Diverged():
-            return End("diverged", DIVERGED, str(error))
+            return End("diverged", EXIT_DIVERGED, str(error))
         case InputError():
-            return End("failed", BAD_INPUT, str(error))
+            return End("failed", EXIT_BAD_INPUT, str(error))
         case ProofError():
-            return End("failed", FAILED, str(error))
-    return End("failed", FAILED, _failure(error, plan, out))
+            return End("failed", EXIT_FAILED, str(error))
+    return End("failed", EXIT_FAILED, _failure(error, plan, out))
 
 
 def _failure(error: BaseException, plan: Plan, out: Path) -> str:
@@ -215,9 +225,9 @@ class RunDirectory:
         another live process holds it; then no record in it has changed. Raises OSError.
         """
         self.path = path
-        self._lock, earlier, log = _claim(path)
-        check_recipe(path, plan.recipe)
-        self.keeps_checkpoint = not plan.recipe.made.overlay_checkpoints
+        self._lock, earlier, log = _claim(path, plan.config.training.steps)
+        require_same_recipe(path, plan.recipe)
+        self.keeps_checkpoint = not plan.recipe.provenance.overlay_checkpoints
         self.step, notes = 0, []
         if plan.config.checkpoint.enable:
             folder, last = path / records.CHECKPOINT, plan.config.training.steps
@@ -296,7 +306,7 @@ def _check_first(path: str | None) -> None:
 
 
 def _claim(
-    path: Path,
+    path: Path, steps: int
 ) -> tuple[TextIO, records.RunRecord | None, list[records.LogInterval]]:
     """Lock a run's folder; return the lock, and the records of an unfinished run in it.
 
@@ -313,7 +323,19 @@ def _claim(
         fix = "move it away to go on with the run, or choose another --out"
         raise InputError(f"{path} holds a damaged record: {fix}:\n{error}") from None
     if earlier and earlier.status == "completed":
-        raise InputError(f"{path} holds a completed run: choose another --out, or delete it")
+        sentence = f"{path} holds a completed run: choose another --out, or delete it"
+        if steps > earlier.steps:
+            sentence = (
+                f"{path} holds a completed run of {earlier.steps} steps, which cannot be made "
+                f"longer: start a new run with training.steps={steps}"
+            )
+        checkpoints = checkpoint.list_checkpoints(path / records.CHECKPOINT)
+        if steps > earlier.steps and checkpoints:
+            key = f"checkpoint.initial_load_path={checkpoints[max(checkpoints)]}"
+            sentence += (
+                f"; checkpoint.enable=true {shlex.quote(key)} begins it with this run's weights"
+            )
+        raise InputError(sentence)
     return lock, earlier, log
 
 
@@ -325,8 +347,8 @@ def _run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecor
     recipe, config, training = plan.recipe, plan.config, plan.config.training
     return records.RunRecord(
         recipe=recipe.name,
-        base=recipe.made.base,
-        overlays=recipe.made.overlays,
+        base=recipe.provenance.base,
+        overlays=recipe.provenance.overlays,
         description=recipe.description,
         seed=config.debug.seed,
         steps=training.steps,
@@ -345,7 +367,7 @@ def _run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecor
 
 def _attempt(plan: Plan, number: int, path: Path) -> records.Attempt:
     """Write down what works on the run, and where; write the environment file."""
-    matmul, peak = plan.fp8.matmul, device.peak()
+    matmul, peak = plan.fp8.matmul, device.find_peak_rates()
     commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
     packages = _packages()
     environment = records.Environment(packages=dict(sorted(packages.items())), diff=diff)
@@ -359,8 +381,8 @@ def _attempt(plan: Plan, number: int, path: Path) -> records.Attempt:
         python=platform.python_version(),
         packages={name: packages[name] for name in _DECISIVE if name in packages},
         environment=_write_environment(path, environment),
-        git={"commit": commit and commit.strip(), "changes": diff and digest(diff)},
-        fp8_matmul=matmul and matmul._asdict(),
+        git={"commit": commit and commit.strip(), "changes": diff and hash_text(diff)},
+        fp8_matmul=matmul and {"how": matmul.kind, "why": matmul.reason},
         hardware=machine.hardware(),
         peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
         cuda=torch.version.cuda,
@@ -383,7 +405,7 @@ def _label(config) -> str:
 def _write_environment(path: Path, environment: records.Environment) -> str:
     """Write the environment file, of a study's runs once into its folder; return its name."""
     text = environment.model_dump_json(indent=2) + "\n"
-    name = records.ENVIRONMENT.format(digest(text))
+    name = records.ENVIRONMENT.format(hash_text(text))
     above = path.absolute().parent.parent  # the study's folder is above the recipe's
     folder = above if (above / records.STUDY_FILE).exists() else path
     if not (folder / name).exists():

@@ -65,7 +65,7 @@ def newest(folder: Path, identity: str, last: int) -> tuple[int, list[str]]:
     """
     said = delete_unfinished(folder)
     mend = f"move {folder} away, or choose another --out"
-    for step, path in sorted(_found(folder).items(), reverse=True):
+    for step, path in sorted(list_checkpoints(folder).items(), reverse=True):
         damage = find_damage(path)
         if damage:
             said.append(_set_aside(path, damage))
@@ -87,7 +87,7 @@ def newest(folder: Path, identity: str, last: int) -> tuple[int, list[str]]:
 def delete_unfinished(folder: Path) -> list[str]:
     """Delete incomplete checkpoints; return a sentence about each."""
     said = []
-    for path in _found(folder).values():
+    for path in list_checkpoints(folder).values():
         if not (path / METADATA).exists():
             shutil.rmtree(path, ignore_errors=True)
             said.append(f"{path} was not written to its end: deleted")
@@ -96,7 +96,7 @@ def delete_unfinished(folder: Path) -> list[str]:
 
 def delete_all(folder: Path) -> list[str]:
     """Delete the checkpoints of a run, and their folder if it is empty then; return a sentence."""
-    paths = _found(folder).values()
+    paths = list_checkpoints(folder).values()
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
@@ -109,9 +109,13 @@ def delete_all(folder: Path) -> list[str]:
     ]
 
 
-def _found(folder: Path) -> dict[int, Path]:
-    """List the checkpoints of a folder by step. Without `.distcp` files a folder is none."""
-    paths = {file.parent for file in folder.glob("step-*/*.distcp")}
+def list_checkpoints(folder: Path) -> dict[int, Path]:
+    """List the checkpoints of a folder by step, whole or not.
+
+    A folder with neither items nor .metadata is none.
+    """
+    files = [*folder.glob("step-*/*.distcp"), *folder.glob(f"step-*/{METADATA}")]
+    paths = {file.parent for file in files}
     steps = {path: path.name.removeprefix("step-") for path in paths}
     return {int(step): path for path, step in steps.items() if step.isdecimal()}
 
@@ -140,6 +144,19 @@ def _identity(checkpoint: Path) -> str:
 class Checkpoints(CheckpointManager):
     """Checkpoints of one run."""
 
+    def load(self, step: int = 0) -> bool:
+        """Load the checkpoint of a step; 0: of initial_load_path, or nothing without that key.
+
+        torchtitan would look for a step by itself, and leave initial_load_path unread where the
+        run's folder of checkpoints is there. Raises `CheckpointException`.
+        """
+        if step or not self.enable:
+            return super().load(step)
+        if self.initial_load_path:
+            states = self._states_to_load(self.initial_load_model_only)
+            self.dcp_load(states, self.initial_load_path)
+        return bool(self.initial_load_path)
+
     def save(self, curr_step: int, last_step: bool = False) -> None:
         """Save where it is due. Raises `CheckpointException`."""
         super().save(curr_step, last_step)
@@ -161,7 +178,7 @@ class Checkpoints(CheckpointManager):
         """Delete all but the last `keep_latest_k` (0 keeps all); torchtitan deletes whatever has
         `step-<int>` in its name."""
         if dist.get_rank() == 0:
-            for step in sorted(_found(Path(self.folder)))[: -self.keep_latest_k]:
+            for step in sorted(list_checkpoints(Path(self.folder)))[: -self.keep_latest_k]:
                 self.purge_queue.put(self._create_checkpoint_id(step))
 
     @torch.no_grad()

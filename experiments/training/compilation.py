@@ -6,12 +6,15 @@ Without the check a run would fail after minutes of compilation.
 import errno
 import mmap
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from sysconfig import get_paths
+
+import torch
 
 from experiments.jobs.runner import CACHE_VARIABLES
 from models import device
@@ -22,6 +25,8 @@ CACHE_BYTES = 128 << 20 if device.TYPE == "cuda" else 32 << 20
 TEMPORARY_BYTES = 16 << 20
 """Free space for the compiler's intermediate files."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+UNQUOTED = r"[\s'\"\\]"
+"""Letters at which torch splits its compiler's command, whose paths it does not quote."""
 UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV)  # by some file systems
 
 
@@ -32,6 +37,13 @@ def check_compilation(caches: Iterable[str] = ()) -> None:
         caches: the folders for kernels, if not those of this process's variables.
     """
     check_compiler()
+    torch_folder = torch.__path__[0]
+    if re.search(UNQUOTED, torch_folder):
+        raise InputError(
+            f"a compiled model needs torch in a path without spaces or quotes, and torch is in "
+            f"{torch_folder}: move the repository to a path without them and run `make install` "
+            "there, or run the recipe `baseline`, which is not compiled"
+        )
     for folder in caches or named_caches():
         check_folder(Path(folder), CACHE_BYTES, is_loaded=True)
     for folder in temporary_folders():
@@ -82,19 +94,21 @@ def check_folder(folder: Path, size: int, is_loaded: bool = False) -> None:
         size: bytes that must be free.
         is_loaded: the code is loaded from there.
     """
+    reason = None
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             _allocate(file.fileno(), size)
-            reason = None if not is_loaded or _is_executable(file.fileno()) else "noexec"
+            if is_loaded and not _is_executable(file.fileno()):
+                reason = "code cannot be loaded from there: its file system is mounted noexec"
     except OSError as error:
         reason = error.strerror
         if error.errno in FULL:
             reason = f"no space for {size >> 20} MiB ({reason})"
-    if reason == "noexec":
-        reason = "code cannot be loaded from there, because its file system is mounted noexec"
+    if re.search(UNQUOTED, str(folder.absolute())):
+        reason = "the compiler cannot read a path with spaces or quotes"
     if reason:
         raise InputError(
             f"a compiled model needs the folder {folder}: {reason}. Set the environment variable "

@@ -79,6 +79,7 @@ def check_units(plan: Plan, caches: Iterable[str] = ()) -> None:
     config = plan.config
     if device.TYPE == "cpu":
         needs_gpu = ["comm.nccl_max_ctas", "profiling.enable_memory_snapshot"]
+        needs_gpu.append("training.dataloader.pin_memory")
         if config.model.attention_backend == "cudnn":
             needs_gpu.append("model.attention_backend")
         if config.checkpoint.async_mode == "async_with_pinned_mem":
@@ -118,7 +119,7 @@ def hardware() -> dict:
     uuid, answers = None, [None] * len(ASKED)
     if device.TYPE == "cuda":  # whose numbers of GPUs are not always nvidia-smi's
         uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-        answers = nvidia_smi.query(ASKED, uuid)
+        answers = nvidia_smi.query_fields(ASKED, uuid)
     driver, clock, power = answers
     return {
         "type": device.TYPE,

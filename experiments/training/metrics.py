@@ -84,12 +84,14 @@ class Meter:
         self,
         plan: Plan,
         processor: MetricsProcessor,
-        combine: Callable,
+        all_reduce: Callable,
         directory: "RunDirectory | None",
     ):
         """Begin an interval now. `processor` is torchtitan's, with the waits for micro-batches;
-        `combine` adds up values of a run's processes; `directory` takes the records."""
-        self.plan, self.processor, self.combine = plan, processor, combine
+        `all_reduce` adds up values of a run's processes; `directory` takes the records."""
+        self.plan = plan
+        self.processor = processor
+        self.all_reduce = all_reduce
         self.directory = directory
         self._empty()
         self.retries_so_far = device.allocator_retries()
@@ -117,11 +119,11 @@ class Meter:
 
         torchtitan's `log`, which is called after this, empties `data_loading_times`.
         """
-        losses = self.combine(torch.stack(self.losses))
+        losses = self.all_reduce(torch.stack(self.losses))
         step_s = self.stopwatch.read()
         waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
         memory = self.processor.device_memory_monitor.get_peak_stats()
-        retries = self.combine(torch.tensor(self.retries), "max").tolist()
+        retries = self.all_reduce(torch.tensor(self.retries), "max").tolist()
         first = step - len(retries) + 1
         seconds = sum(step_s)
         tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device
@@ -153,7 +155,7 @@ def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, flo
 
     `in_fp8` are the FLOPs of a token that ran in FP8. Without a datasheet's peak there are none.
     """
-    peak, flops = device.peak(), plan.flops_per_token
+    peak, flops = device.find_peak_rates(), plan.flops_per_token
     if peak is None:
         return {}
     shares = {"mfu_bf16_peak": tokens_per_s * flops / peak.bf16}

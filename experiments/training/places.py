@@ -60,13 +60,13 @@ def gpu_id() -> UUID | None:
     return UUID(str(properties.uuid))
 
 
-def of_all_ranks(combine: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, list[str | None]]:
+def of_all_ranks(all_reduce: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, list[str | None]]:
     """Collect the machine and the GPU of each rank; None is unknown.
 
     All ranks must call it, because each adds its row to a table of bytes.
 
     Args:
-        combine: adds a tensor of all ranks up.
+        all_reduce: adds up a tensor of all ranks.
     """
     table = torch.zeros(dist.get_world_size(), 2 * UUID_BYTES, dtype=torch.int64)
     identities = [machine_id() or UUID(int=0), gpu_id() or UUID(int=0)]
@@ -74,7 +74,7 @@ def of_all_ranks(combine: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, l
     table[dist.get_rank()] = torch.tensor([*content])
     machines: list[str | None] = []
     gpus: list[str | None] = []
-    for row in combine(table).tolist():
+    for row in all_reduce(table).tolist():
         machine, gpu = UUID(bytes=bytes(row[:UUID_BYTES])), UUID(bytes=bytes(row[UUID_BYTES:]))
         machines.append(str(machine) if machine.int else None)
         gpus.append(f"GPU-{gpu}" if gpu.int else None)

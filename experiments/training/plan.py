@@ -15,9 +15,9 @@ import torch
 from experiments.config import recipes
 from experiments.config.keys import DEFAULTS, Config
 from models import float8
-from models.architectures import build, model_args
+from models.architectures import build_model, model_args
 from models.errors import InputError
-from models.flops import memory_by_use
+from models.flops import estimate_recipe_memory
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
@@ -30,7 +30,7 @@ class Plan:
     recipe: recipes.Recipe
     config: Config  # the recipe's
     args: object  # of the model's class
-    fp8: float8.Choice  # which layers, with which scaling, multiplied how
+    fp8: float8.Float8Choice  # which layers, with which scaling, multiplied how
     world_size: int  # processes of the run, each on a device of its own
     shards: int  # processes that share parameters, gradients and optimizer states
     passes: int  # forward passes of a step (gradient accumulation)
@@ -55,11 +55,12 @@ def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check what a recipe asks for. Raises `InputError`."""
     fp8, config, training = _choose_fp8(recipe), recipe.config, recipe.config.training
     args = model_args(config)
-    world_size = recipe.hook("processes", lambda config: 1)(config)
-    shards = recipe.hook("shards", check_whole)(config, args, fp8.layers)
+    choose_degrees = recipe.find_hook("data_parallel_degrees", require_no_sharding)
+    replicas, shards = choose_degrees(config, args, fp8.layers)
+    world_size = replicas * shards
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
-    memory = memory_by_use(config, args, shards, passes)
-    for estimate in recipe.hooks("memory_by_use"):
+    memory = estimate_recipe_memory(config, args, shards, passes)
+    for estimate in recipe.find_hooks("memory_by_use"):
         memory |= estimate(config, args, shards)
     flops = args.flops_per_token(training.seq_len)
     in_fp8 = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8" if fp8.layers else "no FP8"
@@ -77,28 +78,28 @@ def plan(recipe: recipes.Recipe) -> Plan:
         memory_needed=sum(memory.values()),
         description=f"{args.describe()}, {flops / 1e9:.4g} GFLOP per token, {in_fp8}",
     )
-    for check in recipe.hooks("check"):
+    for check in recipe.find_hooks("check"):
         check(planned)
     return planned
 
 
-def _choose_fp8(recipe: recipes.Recipe) -> float8.Choice:
+def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
     """Choose what runs in FP8."""
     keys = recipe.config.quantize.linear.float8
     if keys.recipe_name is None:
-        return float8.Choice()
+        return float8.Float8Choice()
     with torch.device("meta"):  # modules by name, no weights
-        model = build(recipe.config)
-    return float8.choose(model, keys)
+        model = build_model(recipe.config)
+    return float8.choose_float8(model, keys)
 
 
-def check_whole(config, args, fp8_layers: Set[str]) -> int:
-    """Refuse keys of sharding; return 1 shard."""
+def require_no_sharding(config, args, fp8_layers: Set[str]) -> tuple[int, int]:
+    """Refuse keys of sharding; return 1 replica of 1 shard. Raises `InputError`."""
     keys = [f"parallelism.{key.name}" for key in fields(config.parallelism)]
     if fp8_layers:
         keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
     refuse(config, keys, "several processes, and this recipe has one")
-    return 1
+    return 1, 1
 
 
 def refuse(config: Config, keys: Iterable[str], needs: str) -> None:

@@ -40,7 +40,7 @@ from torch.profiler import ProfilerActivity, profile
 from experiments.records import run as records
 from experiments.training.plan import Plan
 from models import float8
-from models.device import local
+from models.device import local_tensor
 
 LOOKED_AT = 1 << 24  # elements of a parameter, which bounds memory
 WITNESSES = 64  # elements remembered per parameter
@@ -71,7 +71,9 @@ class Proof:
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer):
         self.plan, self.optimizer = plan, optimizer
-        self.parameters = {float8.built_name(name): p for name, p in model.named_parameters()}
+        self.parameters = {
+            float8.strip_wrapper_names(name): p for name, p in model.named_parameters()
+        }
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.converted = float8.converted_modules(model)
         self.fp8 = plan.fp8  # of the steps to come
@@ -80,7 +82,7 @@ class Proof:
 
         owned = set(map(id, chain(*(group["params"] for group in optimizer.param_groups))))
         self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
-        plan.recipe.hook("check_orphans", check_orphans)(plan.config, self.orphans)
+        plan.recipe.find_hook("check_orphans", check_orphans)(plan.config, self.orphans)
 
         differ = sorted(plan.fp8.layers ^ self.converted.keys())
         if differ:
@@ -94,7 +96,7 @@ class Proof:
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
         """Profile `step`, run inside; check its matmuls and graphs."""
-        checks = self.plan.recipe.hooks("check_profile")
+        checks = self.plan.recipe.find_hooks("check_profile")
         activities = None if checks else [ProfilerActivity.CPU]  # None: what GPUs do too
         with profile(activities=activities, record_shapes=True) as profiler:
             yield
@@ -144,7 +146,7 @@ class Proof:
         for name, (index, before) in witnesses.items():
             if not index.numel():
                 unmovable.append(name)
-            elif torch.equal(local(self.trainable[name]).flatten()[index], before):
+            elif torch.equal(local_tensor(self.trainable[name]).flatten()[index], before):
                 still.append(name)
         stuck = [name for name in still if name not in self.orphans]
         if stuck:
@@ -169,11 +171,11 @@ class Proof:
 
     def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
         """Measure what this rank keeps from step to step: weights and optimizer states."""
-        elements = sum(local(parameter).numel() for parameter in owned)
+        elements = sum(local_tensor(parameter).numel() for parameter in owned)
         states = 0
         for state in self.optimizer.state.values():
-            states += sum(local(tensor).nbytes for tensor in state.values())
-        weights = sum(local(parameter).nbytes for parameter in owned)
+            states += sum(local_tensor(tensor).nbytes for tensor in state.values())
+        weights = sum(local_tensor(parameter).nbytes for parameter in owned)
         return {"weights": weights / elements, "states": states / elements}
 
     # ---- the record ----
@@ -328,8 +330,8 @@ def _find_witnesses(
     Returns their indices and values. Half the step is taken for certain, and gradients below 100
     eps are left out.
     """
-    weight = local(parameter).flatten()[:LOOKED_AT]
-    gradient = local(parameter.grad).flatten()[:LOOKED_AT]
+    weight = local_tensor(parameter).flatten()[:LOOKED_AT]
+    gradient = local_tensor(parameter.grad).flatten()[:LOOKED_AT]
     moves = (weight.float() - 0.5 * lr * gradient.float().sign()).to(weight.dtype) != weight
     index = (moves & (gradient.abs() > 100 * eps)).nonzero().flatten()[:WITNESSES]
     return index, weight[index]

@@ -15,7 +15,7 @@ from experiments.records.run import RECIPE
 from experiments.training.plan import Plan, plan
 from models import device
 from models.errors import InputError
-from models.flops import GIB, memory_finding
+from models.flops import GIB, format_memory_need
 
 SIZES = (
     "no_recompute",
@@ -67,7 +67,7 @@ def check_memory(planned: Plan) -> str:
     """Compare the estimate with what is free; return a finding. Raises `InputError` for a run far
     too large."""
     memory = memory_here(planned.world_size)
-    finding = memory_finding(planned.memory_needed, *memory)
+    finding = format_memory_need(planned.memory_needed, *memory)
     if planned.memory_needed > HOPELESS * memory.free:
         raise InputError(f"the run needs {finding} here: {advise(planned, memory.free)}")
     if has_room(planned, memory.free):
@@ -83,7 +83,7 @@ def explain_shortage(planned: Plan) -> str:
     """Say what to do after the GPU ran out of memory."""
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved()  # by this run
-    finding = memory_finding(planned.memory_needed, free, total)
+    finding = format_memory_need(planned.memory_needed, free, total)
     return f"the GPU is out of memory: the run needs {finding}; {advise(planned, free)}"
 
 
@@ -122,7 +122,7 @@ def with_overlay(recipe: recipes.Recipe, overlay: str) -> recipes.Recipe:
     with TemporaryDirectory() as folder:
         file = Path(folder, RECIPE)
         file.write_text(recipes.to_yaml(recipe))
-        return recipes.load(str(file), [overlay], recipe.made.overrides, compared=True)
+        return recipes.load(str(file), [overlay], recipe.provenance.overrides, is_compared=True)
 
 
 # ---- the size that suits this machine ----
@@ -138,7 +138,7 @@ def choose_size(names: Sequence[str], overrides: Sequence[str] = ()) -> tuple[li
     gpu = f"GPU {tightest}" if len(memories) > 1 else device.name()
     here = f"{gpu} has {memory.free / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
     for overlay in SIZES:
-        plans = [plan(recipes.load(name, [overlay], overrides, compared=True)) for name in names]
+        plans = [plan(recipes.load(name, [overlay], overrides, is_compared=True)) for name in names]
         if all(has_room(planned, memory.free) for planned in plans):
             size = f"{plans[0].args.describe()} (overlay {overlay})"
             return [overlay], f"{size}, the largest that fits: {here}"

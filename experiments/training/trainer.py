@@ -26,16 +26,16 @@ from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
-from experiments.corpus.rows import Loader
-from experiments.jobs.command import Interrupted, Stop
+from experiments.corpus.rows import BatchLoader
+from experiments.jobs.command import Interrupted, StopRequest
 from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
 from experiments.training.plan import Plan
 from experiments.training.proof import Proof
 from models import float8
-from models.architectures import architecture, parallelize
-from models.device import local
+from models.architectures import find_architecture, parallelize_model
+from models.device import local_tensor
 
 if TYPE_CHECKING:
     from experiments.training.attempt import RunDirectory
@@ -82,8 +82,8 @@ class Diverged(RuntimeError):
     """A loss or a gradient norm is not finite."""
 
 
-def alone(values: torch.Tensor, how: str = "sum") -> torch.Tensor:
-    """Combine the values of the processes of a run: of one, they are as they are."""
+def no_reduce(values: torch.Tensor, operation: str = "sum") -> torch.Tensor:
+    """Return the values of a run's only process: their `sum` and `max` over processes."""
     return values
 
 
@@ -107,7 +107,7 @@ class Trainer(titan.Trainer):
 
     checkpointer: Checkpoints
 
-    def __init__(self, plan: Plan, stop: Stop, directory: "RunDirectory | None" = None):
+    def __init__(self, plan: Plan, stop: StopRequest, directory: "RunDirectory | None" = None):
         TIMELINE.mark("setup")
         self.plan, self.stop, self.directory = plan, stop, directory
         config = plan.config
@@ -126,7 +126,7 @@ class Trainer(titan.Trainer):
             self.maybe_enable_amp = nullcontext()
 
         self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
-        self.combine = plan.recipe.hook("combine", alone)
+        self.all_reduce = plan.recipe.find_hook("all_reduce", no_reduce)
         self._stop_code = 0
         self._short_steps = 0  # steady ones, in which memory was short
         self.unsaved = ""  # why there is no checkpoint of the last step
@@ -136,7 +136,7 @@ class Trainer(titan.Trainer):
 
     def _train_spec(self, _) -> TrainSpec:
         """Say how torchtitan builds the parts of a run."""
-        kind = architecture(self.plan.config)
+        kind = find_architecture(self.plan.config)
         return TrainSpec(
             model_cls=kind.model,
             model_args=kind.flavors,  # torchtitan changes the flavor: one run a process
@@ -149,10 +149,9 @@ class Trainer(titan.Trainer):
             build_lr_schedulers_fn=build_lr_schedulers,
         )
 
-    def _build_loader(self, **_) -> Loader:
+    def _build_loader(self, dp_rank: int, dp_world_size: int, **_) -> BatchLoader:
         """Build the loader of this process's rows."""
-        plan = self.plan
-        return Loader(plan.token_file, plan.config, plan.recipe.hook("own_rows", iter))
+        return BatchLoader(self.plan.token_file, self.plan.config, dp_rank, dp_world_size)
 
     def _convert(self, model: torch.nn.Module, *others) -> torch.nn.Module:
         """Swap linear layers for FP8 layers; recompute, compile and shard the model.
@@ -160,14 +159,14 @@ class Trainer(titan.Trainer):
         The model has no weights yet.
         """
         TIMELINE.mark("model_build")
-        self.plan.recipe.hook("convert", float8.convert)(model, self.plan)
+        self.plan.recipe.find_hook("convert", float8.convert_linears)(model, self.plan)
         TIMELINE.mark("conversion")
-        return parallelize(model, *others, shard=self.plan.recipe.hook("parallelize"))
+        return parallelize_model(model, *others, shard=self.plan.recipe.find_hook("parallelize"))
 
     def _build_optimizers(self, *parts):
         """Build the optimizer; the model has its weights."""
         TIMELINE.mark("model_build")
-        build = self.plan.recipe.hook("build_optimizers")
+        build = self.plan.recipe.find_hook("build_optimizers")
         return build(self.plan.config, *parts) if build else build_optimizers(*parts)
 
     # ---- a run ----
@@ -178,8 +177,9 @@ class Trainer(titan.Trainer):
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
-        after = int(self.combine(torch.tensor(after), "max"))  # only rank 0 looks for a checkpoint
-        self.checkpointer.load(after or -1)  # -1: perhaps the first weights
+        # Only rank 0 looks for a checkpoint
+        after = int(self.all_reduce(torch.tensor(after), "max"))
+        self.checkpointer.load(after)
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
@@ -203,21 +203,23 @@ class Trainer(titan.Trainer):
         """Begin the steps of this process, after a checkpoint's if there is one."""
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
-        self.meter = Meter(self.plan, self.metrics_processor, self.combine, self.directory)
+        self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.directory)
 
     def _save(self) -> None:
         """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
         step."""
         if self.step < self.job_config.training.steps:
             self.checkpointer.save(self.step)
-        elif not self.plan.recipe.made.overlay_checkpoints:  # else it would be deleted at once
+        elif (
+            not self.plan.recipe.provenance.overlay_checkpoints
+        ):  # else it would be deleted at once
             self.unsaved = self.checkpointer.save_last(self.step)
             if self.unsaved:
                 logger.warning(self.unsaved)
 
     def _interrupt(self) -> None:
         """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
-        why = f"stopped after step {self.step} by {self.stop.why or 'another process'}"
+        why = f"stopped after step {self.step} by {self.stop.signal_name or 'another process'}"
         if self.checkpointer.enable:
             self.checkpointer._async_wait()
             why += ", a checkpoint was saved"
@@ -226,7 +228,7 @@ class Trainer(titan.Trainer):
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log interval if it is the interval's last one."""
         config, first = self.job_config, self.step == self.first_step
-        for prepare in self.plan.recipe.hooks("before_step"):
+        for prepare in self.plan.recipe.find_hooks("before_step"):
             prepare(self, self.step)
         profiled = self.step == self.profiled_step
 
@@ -236,30 +238,31 @@ class Trainer(titan.Trainer):
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
             # Tokens that are not padding, counted on the host: nothing waits for the device
             local_valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
-            valid = float(self.combine(local_valid))
+            valid = float(self.all_reduce(local_valid))
             losses = []
             for inputs, labels in micro_batches:
                 loss = self.forward_backward_step(
-                    input_dict={"input": device.put(inputs["input"], self.device)},
-                    labels=device.put(labels, self.device),
+                    input_dict={"input": device.to_device(inputs["input"], self.device)},
+                    labels=device.to_device(labels, self.device),
                     global_valid_tokens=valid,
                 )
                 losses.append(loss.detach())
 
             parameters = list(self.model_parts[0].parameters())
             norm = clip(parameters, config.training.max_norm)
-            read_norm = device.read_later(norm)
+            read_norm = device.copy_scalar_async(norm)
             self.checkpointer.maybe_wait_for_staging()
             with self.proof.movement() if first else nullcontext():
                 self.optimizers.step()
             self.lr_schedulers.step()
             norm = read_norm()  # the device has the optimizer's step to do while the host waits
             # One process that is asked to stop stops all of them
-            stop_code = int(self.combine(torch.tensor(self.stop.code), "max"))
+            stop_code = int(self.all_reduce(torch.tensor(self.stop.exit_code), "max"))
 
         if first:
-            device.synchronize()  # the time to the first step is that of its kernels too
-            self.stop.deferred = True  # from now on a request to stop waits for the end of a step
+            device.wait_for_device()  # the time to the first step is that of its kernels too
+            # From now on a request to stop waits for the end of a step
+            self.stop.waits_for_step_end = True
         loss, last = torch.stack(losses).sum(), self.step == config.training.steps
         self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
         self._record_step()
@@ -292,7 +295,9 @@ class Trainer(titan.Trainer):
             self.directory.attempt.timing = TIMELINE.end_first_step()
             self.directory.write()
         if self.directory and self.step == self.profiled_step:
-            evidence = self.plan.recipe.hook("evidence", lambda trainer: trainer.proof.record())
+            evidence = self.plan.recipe.find_hook(
+                "evidence", lambda trainer: trainer.proof.record()
+            )
             self.directory.record.proof = evidence(self)
             self.directory.write()
 
@@ -314,7 +319,7 @@ class Trainer(titan.Trainer):
                 f"the gradient norm was not finite in step {self.step}, nor the gradients of "
                 f"{len(broken)} parameters: {', '.join(broken[:3])}"
             )
-        largest = float(self.combine(local_loss, "max"))
+        largest = float(self.all_reduce(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
         self.metrics_processor.log(self.step, interval.losses[-1], largest, norm, curves)
 
@@ -322,8 +327,8 @@ class Trainer(titan.Trainer):
         """Name the parameters whose gradient is not finite."""
         names = []
         for name, parameter in self.proof.trainable.items():
-            broken = torch.tensor(int(not local(parameter.grad).isfinite().all()))
-            if self.combine(broken, "max"):
+            broken = torch.tensor(int(not local_tensor(parameter.grad).isfinite().all()))
+            if self.all_reduce(broken, "max"):
                 names.append(name)
         return names
 
@@ -337,7 +342,7 @@ class Trainer(titan.Trainer):
             )
         if self.unsaved:
             notes.append(self.unsaved)
-        for own in self.plan.recipe.hooks("notes"):
+        for own in self.plan.recipe.find_hooks("notes"):
             notes += own(self)
         return notes
 

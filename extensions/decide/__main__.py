@@ -27,12 +27,12 @@ import argparse
 import json
 import re
 
-from experiments.jobs.command import COMPLETED, CommandLine, leave
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from extensions.decide.answer import FORMAT_NAMES, answer_old_gpu, estimate
 from extensions.decide.model import FAMILIES, MODELS, read_model
 from extensions.decide.training import Training, block_weights, choose_recompute
 from models import gpus
-from models.flops import count
+from models.flops import format_parameters
 
 PARALLEL_REFUSAL = (
     "tensor parallelism has no estimate, because 1 of 8 such trainings was predicted right: leave "
@@ -53,17 +53,17 @@ POWER_LETTERS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 def main(argv: list[str] | None = None) -> int:
     """Print the answer. Raises InputError."""
     parser = make_parser()
-    args = parser.parse(argv)
+    args = parser.parse_arguments(argv)
     if args.list:
         print_names()
-        return COMPLETED
+        return EXIT_COMPLETED
     check_arguments(parser, args)
     answer = answer_arguments(args)
     if args.json:
         print(json.dumps(answer, indent=2))
     else:
         print_answer(answer)
-    return COMPLETED
+    return EXIT_COMPLETED
 
 
 # ---- arguments ----
@@ -105,9 +105,9 @@ def gpu_name(option_text: str) -> str:
     """Read `--gpu`: the key of a GPU, or the name of one without FP8 units. Raises
     ArgumentTypeError."""
     gpu_key = gpus.find(option_text)
-    if gpu_key is None and gpus.old_chip(option_text) is None:
+    if gpu_key is None and gpus.find_old_chip(option_text) is None:
         raise argparse.ArgumentTypeError(
-            f"{gpus.explain_unknown(option_text)} (--list has all names)"
+            f"{gpus.explain_unknown_gpu(option_text)} (--list has all names)"
         )
     return gpu_key or option_text
 
@@ -169,7 +169,9 @@ def print_answer(answer: dict) -> None:
     """Print what is known of an answer."""
     print(f"{answer['verdict']}: {answer['why']}")
     if answer["parameters"]:
-        print(f"{'model':<12}{answer['model']}, {count(answer['parameters'])} parameters")
+        print(
+            f"{'model':<12}{answer['model']}, {format_parameters(answer['parameters'])} parameters"
+        )
     if answer["memory_gib"]:
         print(MEMORY_LINE.format(**answer))
     if answer["fitted_to"]:
@@ -210,4 +212,4 @@ def print_names() -> None:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

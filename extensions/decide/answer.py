@@ -14,10 +14,10 @@ from extensions.decide.measure import measuring_command
 from extensions.decide.model import HEAD
 from extensions.decide.sizes import ExpertSizes
 from extensions.decide.training import Training, block_weights, parts, share_of, step_seconds
-from models.errors import InputError, by_pattern
-from models.flops import count
-from models.gpus import GPUS, old_chip
-from models.scaling import FILTERS, explain_unfit_layers, explain_unfit_tokens, unfit_layers
+from models.errors import InputError, format_name_patterns
+from models.flops import format_parameters
+from models.gpus import GPUS, find_old_chip
+from models.scaling import FILTER_KEY, explain_unfit_layers, explain_unfit_tokens, find_unfit_layers
 
 __all__ = ["beyond", "estimate", "parts"]
 RECIPE_ROWS = ["tensorwise", "rowwise", "bf16"]  # the rows of ranges in fitted.yaml
@@ -53,7 +53,7 @@ def estimate(
 ) -> dict:
     """Answer with numbers, None for what is not known; ranges are [value, low, high].
 
-    What is known of the kind of GPU stands in fitted.yaml: tests/fit.py says what each field is.
+    What is known of the kind of GPU stands in fitted.yaml: fit.py says what each field is.
 
     Args:
         memory_bytes: needed on each GPU.
@@ -130,7 +130,7 @@ def blank_answer(format_name: str) -> dict:
 
 def answer_old_gpu(gpu: str, format_name: str) -> dict:
     """Answer for a GPU that is not in the table, and has no FP8 units."""
-    reason_text = explain_missing_units(gpu, old_chip(gpu), format_name)
+    reason_text = explain_missing_units(gpu, find_old_chip(gpu), format_name)
     return blank_answer(format_name) | {"verdict": NO, "why": reason_text}
 
 
@@ -191,7 +191,7 @@ def keep_unfit_layers(training: Training, notes: list[str]) -> Training:
     """
     layer_shapes = training.sizes.linear_shapes()
     unfit_names = set(
-        unfit_layers(
+        find_unfit_layers(
             {name: layer_shapes[name] for name in layer_shapes.keys() - training.bf16_layers}
         )
     )
@@ -203,14 +203,14 @@ def keep_unfit_layers(training: Training, notes: list[str]) -> Training:
     filtered_layers = training.bf16_layers - HEAD
     if filtered_layers:
         notes.append(
-            f"the recipe keeps {by_pattern(filtered_layers)} in bf16, "
+            f"the recipe keeps {format_name_patterns(filtered_layers)} in bf16, "
             f"{share_of(training.sizes, filtered_layers):.0%} of the blocks' matmul FLOPs"
         )
     if unfit_names:
         notes.append(
-            f"{by_pattern(unfit_names)} stay in bf16, "
+            f"{format_name_patterns(unfit_names)} stay in bf16, "
             f"{share_of(training.sizes, unfit_names):.0%} of the blocks' matmul FLOPs: 16 does not "
-            f"divide their sides, so a run needs them in {FILTERS}"
+            f"divide their sides, so a run needs them in {FILTER_KEY}"
         )
     return replace(training, bf16_layers=training.bf16_layers | unfit_names)
 
@@ -304,6 +304,6 @@ def describe_loss(parameters: float, format_name: str) -> str:
         )
     report_note = f", {report['note']}" if "note" in report else ""
     return (
-        f"{count(report['parameters'])}, {report['scaling']}, {report['setting']}: "
+        f"{format_parameters(report['parameters'])}, {report['scaling']}, {report['setting']}: "
         f"{report['measure']} {gap_text}{report_note}: {report['source']}"
     )

@@ -9,19 +9,17 @@ from experiments.config.yaml_with_origins import EXTENSIONS, yaml_files
 from extensions.decide.model import HEAD, MODELS, TYPED_SIZES, known_sizes, make_sizes
 from extensions.decide.sizes import ExpertSizes, UngatedSizes
 from extensions.decide.training import Training, count_memory, step_seconds
-from models.errors import by_pattern
-from models.flops import Sizes, count
+from models.errors import PYTHON, format_name_patterns
+from models.flops import Sizes, format_parameters
 from models.gpus import GPUS
-from models.scaling import FILTERS
+from models.scaling import FILTER_KEY
 
 NODE_GPUS = 8
 MEMORY_SHARE = 0.95  # of the memory, as a run chooses its size: CUDA and gaps come on top
 N_STEPS, N_SEEDS = 60, 3
 TOKENIZER_SIZE = 32_768  # of the recipes' tokenizer, which the model's vocabulary has to hold
 START_MINUTES = 1.5  # of a run, compilation included
-COMMAND_LINE = (
-    ".venv/bin/python -m experiments.study {recipes} --seeds 3 --overlay no_recompute {keys}"
-)
+COMMAND_LINE = PYTHON + " -m experiments.study {recipes} --seeds 3 --overlay no_recompute {keys}"
 FP8_RECIPES = ["tensorwise_fp8_compiled", "rowwise_fp8_compiled"]
 RECIPES_BY_FORMAT = {"fp8": FP8_RECIPES, "mxfp8": ["mxfp8_compiled"], "nvfp4": []}
 
@@ -77,7 +75,7 @@ def measuring_command(
         recipe_keys.append(f"data.bpe_vocab_size={node_training.sizes.vocab_size}")
     if training.bf16_layers != HEAD and not training.model.recipe:
         filter_text = ",".join(filter_patterns(training.bf16_layers, training.sizes.n_layers))
-        recipe_keys.append(shlex.quote(f"{FILTERS}=[{filter_text}]"))
+        recipe_keys.append(shlex.quote(f"{FILTER_KEY}=[{filter_text}]"))
     command_line = COMMAND_LINE.format(
         recipes=" ".join(["baseline_compiled", *fp8_recipes]), keys=" ".join(recipe_keys)
     )
@@ -143,9 +141,8 @@ def choose_flavor(asked_sizes: Sizes) -> tuple[str | None, Sizes | None, list[st
         trained_sizes = replace(trained_sizes, qk_norm=True)
         notes.append("its queries and keys are normed, as Qwen3's")
     if notes:
-        notes = [
-            f"a stand-in of {count(trained_sizes.parameters())} parameters: {', and '.join(notes)}"
-        ]
+        parameters = format_parameters(trained_sizes.parameters())
+        notes = [f"a stand-in of {parameters} parameters: {', and '.join(notes)}"]
     return next(iter(fitting_flavors)), trained_sizes, notes
 
 
@@ -177,7 +174,7 @@ def size_keys(trained_sizes: Sizes, base_sizes: Sizes) -> list[str]:
 def filter_patterns(bf16_layers: frozenset[str], n_layers: int) -> list[str]:
     """Write names of layers as filters: a pattern where all blocks have the layer."""
     layer_patterns = []
-    for layer_pattern in by_pattern(bf16_layers).split(", "):
+    for layer_pattern in format_name_patterns(bf16_layers).split(", "):
         layer_names = [layer_pattern.replace("*", str(i)) for i in range(n_layers)]
         if "*" in layer_pattern and not bf16_layers.issuperset(layer_names):
             layer_patterns += sorted(bf16_layers.intersection(layer_names))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import did_you_mean, yaml_files
+from experiments.config.yaml_with_origins import suggest_names, yaml_files
 from extensions.decide import read
 from extensions.decide.sizes import ExpertSizes, UngatedSizes
 from models.errors import InputError
@@ -96,7 +96,7 @@ def read_typed_sizes(size_words: list[str]) -> dict[str, int]:
         size_name, _, size_value = size_word.partition("=")
         if size_name not in TYPED_SIZES:
             near_names = (
-                did_you_mean(size_name, TYPED_SIZES) or f"; sizes are {', '.join(TYPED_SIZES)}"
+                suggest_names(size_name, TYPED_SIZES) or f"; sizes are {', '.join(TYPED_SIZES)}"
             )
             raise InputError(f"{size_word}: {size_name!r} is not a size of a model{near_names}")
         if not re.fullmatch(r"[0-9]{1,12}", size_value) or int(size_value) == 0:
@@ -314,7 +314,7 @@ def config_sizes(config_values: dict, config_path: str) -> dict:
     family_sizes = family_defaults(family_name)
     if family_sizes is None:
         known_families = [*FAMILIES["gated"], *FAMILIES["ungated"], *FAMILIES["experts"]]
-        near_names = did_you_mean(family_name, known_families) or f": {', '.join(known_families)}"
+        near_names = suggest_names(family_name, known_families) or f": {', '.join(known_families)}"
         raise InputError(
             f"{config_path}: a model_type {family_name!r:.40} is not known, so its layers are not "
             f"counted{near_names}"

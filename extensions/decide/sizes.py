@@ -43,13 +43,13 @@ class ExpertSizes(Sizes):
         """Count the parameters, all experts included."""
         return super().parameters() + self.count_expert_parameters(self.n_experts)
 
-    def kept_features(self, recomputed: bool, in_fp8: bool) -> int:
+    def saved_features(self, recomputed: bool, in_fp8: bool) -> int:
         """Count the features of a layer that are kept for a token's backward pass.
 
         Experts stay in bf16. Each that a token meets also keeps its input, and in float32 its
         output, for the product with the router's score.
         """
-        one_expert = super().kept_features(recomputed, False)
+        one_expert = super().saved_features(recomputed, False)
         other_widths = (self.n_active - 1) * self.hidden_dim + self.shared_dim
         return one_expert + (4 - recomputed) * other_widths + 3 * self.n_active * self.dim
 

@@ -86,7 +86,7 @@ def count_memory(training: Training) -> float:
     """
     if training.sizes is None:
         return training.parameters * BYTES_A_PARAMETER / training.gpus
-    memory_uses = flops.memory(
+    memory_uses = flops.estimate_memory(
         training.sizes,
         training.step_tokens,
         training.gpus,

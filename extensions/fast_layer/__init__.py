@@ -1,11 +1,12 @@
-"""Our own FP8 layer: torchao's results with fewer kernels, a candidate until a GPU has timed it."""
+"""An FP8 layer of this project: torchao's results with fewer kernels, a candidate until a GPU has
+timed it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `fast_layer` of a recipe."""
 
     enable: bool = True
@@ -15,10 +16,10 @@ class Keys:
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that leave the layer nothing to do."""
-    keys = config.quantize.linear.float8
-    if config.fast_layer.enable and (
-        keys.recipe_name is None or keys.enable_fsdp_float8_all_gather
-    ):
+    float8_config = config.quantize.linear.float8
+    if not config.fast_layer.enable:
+        return
+    if float8_config.recipe_name is None or float8_config.enable_fsdp_float8_all_gather:
         yield (
             "fast_layer.enable",
             "casts weights itself: set quantize.linear.float8.recipe_name, and "
@@ -27,27 +28,33 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
 
 
 def convert(model, plan) -> None:
-    """Swap linear layers for torchao's as the core does, and on a GPU these, or their matmul, for
-    ours."""
-    from extensions.fast_layer.layer import speed_up
+    """Swap linear layers for torchao's as the core does. On a GPU these layers, or their matmul,
+    then give way to the candidate's."""
+    from extensions.fast_layer.layer import speed_up_layers
     from models import device, float8
 
-    float8.convert(model, plan)
+    float8.convert_linears(model, plan)
     if device.TYPE == "cuda" and plan.config.fast_layer.enable and not plan.fp8.emulated:
-        speed_up(model, plan.fp8.scaling.by_rows)
+        speed_up_layers(model, plan.fp8.scaling.row_scales)
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
-    """Count the bytes in FP8 that are kept for the backward pass: the inputs of linear layers, once
-    for those that share one, and the weights of all blocks."""
-    keys, training = config.quantize.linear.float8, config.training
-    if not config.fast_layer.enable or keys.emulate or keys.recipe_name != "tensorwise":
+    """Count the bytes in FP8 that wait for the backward pass: the inputs of linear layers, once for
+    those that share one, and the weights of all blocks."""
+    float8_config = config.quantize.linear.float8
+    if not config.fast_layer.enable:
         return {}
-    shapes = args.block_shapes()
-    read_once = (".wq", ".wo", ".w1", ".w2")  # wk and wv read what wq reads, and w3 what w1 reads
-    inputs = sum(k for name, (_, k) in shapes.items() if name.endswith(read_once))
-    weights = sum(n * k for n, k in shapes.values())
-    block = training.local_batch_size * training.seq_len * inputs + weights
-    # With recomputation one block's at a time
-    blocks = args.n_layers if config.activation_checkpoint.mode == "none" else 1
-    return {"casts": blocks * block}
+    if float8_config.emulate or float8_config.recipe_name != "tensorwise":
+        return {}
+    cast_inputs = (".wq", ".wo", ".w1", ".w2")  # wk and wv read what wq reads, and w3 what w1 reads
+    input_features = 0
+    weights = 0
+    for name, (out_features, in_features) in args.block_shapes().items():
+        weights += out_features * in_features
+        if name.endswith(cast_inputs):
+            input_features += in_features
+    tokens = config.training.local_batch_size * config.training.seq_len
+    blocks = args.n_layers
+    if config.activation_checkpoint.mode != "none":
+        blocks = 1  # recomputation holds one block's casts at a time
+    return {"casts": blocks * (tokens * input_features + weights)}

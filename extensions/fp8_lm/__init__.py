@@ -25,7 +25,7 @@ class States:
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `fp8_lm` of a recipe."""
 
     states: States | None = None
@@ -39,7 +39,7 @@ class Keys:
 
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
-    """Find keys that contradict the states."""
+    """Find keys that contradict the dtypes of the states."""
     if config.fp8_lm.states and config.training.dtype != "bfloat16":
         yield (
             "fp8_lm.states",
@@ -70,33 +70,36 @@ def before_step(trainer, step: int) -> None:
 
 def gradient_bytes(config, n: int) -> int:
     """Count the bytes in which FSDP2 sends n gradients."""
-    from extensions.fp8_lm.gradients import bytes_sent
+    from extensions.fp8_lm.gradients import count_bytes
 
-    return bytes_sent(n) if config.fp8_lm.gradients else 4 * n
+    if config.fp8_lm.gradients:
+        return count_bytes(n)
+    return 4 * n
 
 
 # ---- states ----
 
 
-def build_optimizers(config, model_parts: list, *others):
-    """Build torchtitan's container of the optimizer with these states."""
+def build_optimizers(config, model_parts: list, *titan_args):
+    """Build torchtitan's container of the optimizer with these states; `titan_args` are those of
+    torchtitan's function after the model."""
     import torch
     from torchtitan.components import optimizer
 
     from extensions.fp8_lm.optimizer import AdamWFp8LM
 
     if not config.fp8_lm.states:
-        return optimizer.build_optimizers(model_parts, *others)
-    keys = config.optimizer
-    dtypes = asdict(config.fp8_lm.states)
-    settings = {
-        "lr": keys.lr,
-        "betas": (keys.beta1, keys.beta2),
-        "eps": keys.eps,
-        "weight_decay": keys.weight_decay,
-        "dtypes": {name: getattr(torch, dtype) for name, dtype in dtypes.items()},
+        return optimizer.build_optimizers(model_parts, *titan_args)
+    optimizer_config = config.optimizer
+    dtype_names = asdict(config.fp8_lm.states)
+    kwargs = {
+        "lr": optimizer_config.lr,
+        "betas": (optimizer_config.beta1, optimizer_config.beta2),
+        "eps": optimizer_config.eps,
+        "weight_decay": optimizer_config.weight_decay,
+        "dtypes": {state: getattr(torch, dtype) for state, dtype in dtype_names.items()},
     }
-    return optimizer.OptimizersContainer(model_parts, AdamWFp8LM, settings)
+    return optimizer.OptimizersContainer(model_parts, AdamWFp8LM, kwargs)
 
 
 def memory_by_use(config, args, shards: int) -> dict[str, float]:
@@ -105,8 +108,8 @@ def memory_by_use(config, args, shards: int) -> dict[str, float]:
 
     if not config.fp8_lm.states:
         return {}
-    states = sum(ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
-    return {"optimizer": args.parameters() * states / shards}
+    state_bytes = sum(ITEMSIZE[dtype] for dtype in asdict(config.fp8_lm.states).values())
+    return {"optimizer": args.parameters() * state_bytes / shards}
 
 
 def notes(trainer) -> list[str]:

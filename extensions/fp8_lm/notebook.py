@@ -47,7 +47,7 @@ plots.loss_difference(exchanged)
 # exceed FP8's largest value. With 1/n (pre-scaling) no sum can, but small gradients become 0.
 # FP8-LM's automatic scaling looks for a factor mu between them.
 #
-# `python -m extensions.fp8_lm.tests.gradient_sums` took gradients of the small model after 60
+# `python -m extensions.fp8_lm.gradient_sums` took gradients of the small model after 60
 # steps, in 32 different batches, as if from 32 ranks. It added up the gradients of the first 2 to
 # 32 in each way. Signal to noise of the sum, in dB, over all parameters:
 

@@ -13,12 +13,12 @@ from analysis.plots.bars import completed_runs
 def final_losses(comparison: Comparison) -> pd.DataFrame:
     """Average each recipe's final loss, and say how far that is from the reference's."""
     losses = completed_runs(comparison).groupby(level=0)["final_loss"].mean()
-    apart = losses - losses[comparison.reference]
-    return pd.DataFrame({"final loss": losses, "difference": apart})
+    differences = losses - losses[comparison.reference]
+    return pd.DataFrame({"final loss": losses, "difference": differences})
 
 
-def kept_bytes(comparison: Comparison) -> pd.Series:
-    """Add up the bytes a parameter that training keeps from step to step: weights and states.
+def bytes_per_parameter(comparison: Comparison) -> pd.Series:
+    """Add up the bytes a parameter that stay in memory from step to step: weights and states.
 
     They were measured from the tensors in memory after the first step, scales included.
     """
@@ -43,23 +43,23 @@ FP8_LM_LOSS = {
 
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
-    """List the dtypes of what training keeps, its measured bytes a parameter, and the loss."""
+    """List the dtypes of weights and states, their measured bytes a parameter, and the loss."""
     facts = {recipe: runs[0].facts for recipe, runs in comparison.study.completed.items()}
     table = pd.DataFrame(facts, [*DTYPES]).T.rename(columns=DTYPES)
     table = table.replace("float8_e4m3fn", "E4M3")
-    for moment in ("first moment", "second moment"):  # torch's AdamW has them in the parameters'
+    for moment in ("first moment", "second moment"):  # of torch's AdamW, as the parameters
         table[moment] = table[moment].fillna(table["parameters"])
-    table["bytes"] = kept_bytes(comparison)
+    table["bytes"] = bytes_per_parameter(comparison)
     table = table.join(final_losses(comparison))
     table["FP8-LM"] = pd.Series(FP8_LM_LOSS)
     return table.fillna({"master weights": "none", "FP8-LM": ""})
 
 
-# ---- gradients, optimizer states and all-gather in FP8 beside bf16 ----
+# ---- gradients, optimizer states and all-gather in FP8, compared to bf16 ----
 
 SUMS = Path(__file__).parent / "results/gradients/sums.json"
-# The benchmark's ways to add up gradients over ranks, for people.
-WAYS = {
+# Names for people of the methods of gradient_sums.py
+METHODS = {
     "block": "in float32, a scale for 256 values",
     "tensor": "in float32, one scale",
     "best": "in FP8, best factor in hindsight",
@@ -70,17 +70,20 @@ WAYS = {
 
 
 def levels(comparison: Comparison) -> pd.DataFrame:
-    """List what each recipe sends in a step, beside bf16; what it keeps in memory; its loss."""
-    sent = {"sharded.gathered_bytes": "weights, MB", "sharded.reduced_bytes": "gradients, MB"}
-    table = proofs(comparison)[[*sent]].rename(columns=sent) / 1e6
-    both = table.sum(axis=1)
-    table["sent, to bf16"] = (both / both[comparison.reference] - 1).map("{:+.0%}".format)
-    table["bytes a parameter"] = kept_bytes(comparison)
+    """List what each recipe sends in a step, and how much less than bf16; the bytes in memory; the
+    loss."""
+    columns = {"sharded.gathered_bytes": "weights, MB", "sharded.reduced_bytes": "gradients, MB"}
+    table = proofs(comparison)[[*columns]].rename(columns=columns) / 1e6
+    total_mb = table.sum(axis=1)
+    change = total_mb / total_mb[comparison.reference] - 1
+    table["sent, to bf16"] = change.map("{:+.0%}".format)
+    table["bytes a parameter"] = bytes_per_parameter(comparison)
     return table.join(final_losses(comparison))
 
 
 def gradient_sums() -> pd.DataFrame:
-    """Read how exact sums of FP8 gradients are, in dB: a row a number of ranks, a column a way."""
+    """Read how exact sums of FP8 gradients are, in dB: a row a number of ranks, a column a
+    method."""
     sums = pd.DataFrame(json.loads(SUMS.read_text())["sums"])
     table = sums.pivot(index="ranks", columns="how", values="snr_db")
-    return table[list(WAYS)].rename(columns=WAYS)
+    return table[list(METHODS)].rename(columns=METHODS)

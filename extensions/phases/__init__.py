@@ -11,7 +11,7 @@ from experiments.records.run import AtLeast1, Proof
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `phases` of a recipe."""
 
     first_step: Literal["after_warmup"] | AtLeast1 | None = None
@@ -25,12 +25,12 @@ class Keys:
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that contradict a switch between precisions."""
-    keys = config.quantize.linear.float8
-    if keys.recipe_name is None:
+    float8_config = config.quantize.linear.float8
+    if float8_config.recipe_name is None:
         yield "quantize.linear.float8.recipe_name", "is null, so there is no FP8 to switch; set it"
-    if config.phases.last_step is not None and not fp8_steps(config):
+    if config.phases.last_step is not None and not find_fp8_steps(config):
         yield "phases.last_step", "is before first_step, or the run ends first: FP8 never runs"
-    if keys.enable_fsdp_float8_all_gather:
+    if float8_config.enable_fsdp_float8_all_gather:
         yield (
             "quantize.linear.float8.enable_fsdp_float8_all_gather",
             "gathers weights in FP8, and bf16 steps need them in bf16; set it to false",
@@ -38,63 +38,83 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
     if config.profiling.enable_profiling:
         yield (
             "profiling.enable_profiling",
-            "cannot run beside the proofs of phases; set it to false",
+            "cannot run with the proofs of phases; set it to false",
         )
 
 
-# ---- which steps ----
+# ---- steps of a phase ----
 
 
-def fp8_steps(config) -> range:
+def find_fp8_steps(config) -> range:
     """Number the run's steps in FP8, from 1."""
-    first, last, steps = config.phases.first_step, config.phases.last_step, config.training.steps
-    if first == "after_warmup":
-        first = config.lr_scheduler.warmup_steps + 1
-    if last == "before_last_tenth":
-        last = steps - max(1, steps // 10)
-    return range(first or 1, min(last or steps, steps) + 1)
+    steps = config.training.steps
+    first_step = config.phases.first_step
+    last_step = config.phases.last_step
+    if first_step is None:
+        first_step = 1
+    elif first_step == "after_warmup":
+        first_step = config.lr_scheduler.warmup_steps + 1
+    if last_step is None:
+        last_step = steps
+    elif last_step == "before_last_tenth":
+        last_step = max(1, steps - max(1, steps // 10))
+    return range(first_step, min(last_step, steps) + 1)
 
 
-def phase(config, step: int) -> range:
-    """Number the steps around `step` that have its precision."""
-    fp8 = fp8_steps(config)
-    starts = {1, fp8.start, fp8.stop, config.training.steps + 1}
-    start = max(start for start in starts if start <= step)
-    return range(start, min(start for start in starts if start > step))
+def find_phase(config, step: int) -> range:
+    """Number the steps of the phase of `step`, which all have its precision."""
+    fp8_steps = find_fp8_steps(config)
+    steps_end = config.training.steps + 1
+    if step < fp8_steps.start:
+        return range(1, min(fp8_steps.start, steps_end))
+    if step < fp8_steps.stop:
+        return fp8_steps
+    return range(fp8_steps.stop, steps_end)
 
 
 # ---- hooks ----
 
 
 def before_step(trainer, step: int) -> None:
-    """Switch where a phase begins. A resumed run may be in the midst of one."""
+    """Switch where a phase begins. A resumed run may begin in the middle of one."""
     from experiments.training.metrics import compiled_s
-    from extensions.phases.layers import switch
-    from models.float8 import Choice
+    from extensions.phases.layers import switch_precision
+    from models.float8 import Float8Choice
 
-    now, in_fp8 = phase(trainer.job_config, step), step in fp8_steps(trainer.job_config)
-    if step in (now.start, trainer.first_step):
-        switch(trainer.proof.converted.values(), in_fp8)
-        trainer.proof.fp8 = trainer.plan.fp8 if in_fp8 else Choice()
-        trainer.begin_stretch(step, now.stop - 1)
-        trainer.compiled_before_s = compiled_s()
+    phase = find_phase(trainer.job_config, step)
+    if step not in (phase.start, trainer.first_step):
+        return
+    in_fp8 = step in find_fp8_steps(trainer.job_config)
+    switch_precision(trainer.proof.converted.values(), in_fp8)
+    if in_fp8:
+        trainer.proof.fp8 = trainer.plan.fp8
+    else:
+        trainer.proof.fp8 = Float8Choice()
+    trainer.begin_stretch(step, phase.stop - 1)
+    trainer.compiled_before_s = compiled_s()
 
 
 def evidence(trainer) -> Proof:
     """Sum up the proofs of all phases so far, which an earlier attempt may have begun with; the
-    latest in FP8 gives the FLOPs. Note what the switch took to compile."""
+    last one in FP8 gives the FLOPs. Note what the switch took to compile."""
     from experiments.training.metrics import compiled_s
 
-    proof, before = trainer.proof.record(), {}
+    proof = trainer.proof.record()
     profiled = proof.stretches["1"]
-    start = phase(trainer.job_config, profiled.profiled_step).start
-    if start > trainer.first_step:
+    phase_start = find_phase(trainer.job_config, profiled.profiled_step).start
+    if phase_start > trainer.first_step:
         profiled.compile_s = compiled_s() - trainer.compiled_before_s
-    earlier = trainer.directory.record.proof
-    if earlier:
-        stretches = earlier.stretches.items()
-        before = {step: it for step, it in stretches if it.profiled_step < profiled.profiled_step}
-    if not profiled.in_fp8 and any(it.in_fp8 for it in before.values()):
-        proof = earlier
-    now = {str(start): before.get(str(start), profiled)}
-    return proof.model_copy(update={"stretches": before | now})
+    stretches = {}
+    recorded = trainer.directory.record.proof
+    if recorded:
+        stretches = {
+            start: stretch
+            for start, stretch in recorded.stretches.items()
+            if stretch.profiled_step < profiled.profiled_step
+        }
+    had_fp8 = any(stretch.in_fp8 for stretch in stretches.values())
+    if had_fp8 and not profiled.in_fp8:
+        proof = recorded
+    # A phase that an earlier attempt has profiled keeps that proof
+    stretches.setdefault(str(phase_start), profiled)
+    return proof.model_copy(update={"stretches": stretches})

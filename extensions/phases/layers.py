@@ -1,8 +1,7 @@
-"""FP8 layers with a switch: they multiply in FP8, or as `nn.Linear` does, which has the same
-parameter.
+"""FP8 layers with a switch: they multiply in FP8, or as `nn.Linear`, on the parameter of both.
 
 The switch is an attribute, because torch.compile compiles again where one has changed. torch 2.11
-keeps its graph where the class of a layer has changed.
+would reuse its graph where only the class of a layer has changed.
 """
 
 from collections.abc import Iterable
@@ -11,27 +10,29 @@ from functools import cache
 from torch import Tensor, nn
 
 
-class Switched:
+class SwitchedLinear:
     """What the class of an FP8 layer inherits first."""
 
     in_fp8: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if self.in_fp8 else nn.Linear.forward(self, x)
+        if self.in_fp8:
+            return super().forward(x)
+        return nn.Linear.forward(self, x)
 
 
 @cache
-def switched(fp8_class: type) -> type:
+def make_switched(fp8_class: type) -> type:
     """Make one class of all layers of a class: blocks then share a graph."""
-    return type(fp8_class.__name__, (Switched, fp8_class), {})
+    return type(fp8_class.__name__, (SwitchedLinear, fp8_class), {})
 
 
-def switch(layers: Iterable[nn.Module], in_fp8: bool) -> None:
+def switch_precision(layers: Iterable[nn.Module], in_fp8: bool) -> None:
     """Have FP8 layers multiply in FP8, or in bf16.
 
-    The first switch of a compiled layer compiles a second graph; the way back finds the first one.
+    The first switch of a compiled layer compiles a second graph; the way back uses the first one.
     """
     for layer in layers:
-        if not isinstance(layer, Switched):
-            layer.__class__ = switched(type(layer))
+        if not isinstance(layer, SwitchedLinear):
+            layer.__class__ = make_switched(type(layer))
         layer.in_fp8 = in_fp8

@@ -1,9 +1,9 @@
 """The published project's logs (course project "FP8 Training", ETH Zurich, May 2025), read as runs.
 
-A log has a line at step 1 and then every five steps: `time_delta` is the seconds since the line
-before, `loss` the last step's, `training_tokens_percentage` the share of tokens that are not
-padding. It was written when training had ended. Its MFU is recomputed: under torch.compile the
-logged one counts the input embedding as if it were multiplied.
+A log has a line at step 1 and then every five steps: `time_delta` is the seconds since the previous
+line, `loss` the last step's, `training_tokens_percentage` the share of tokens that are not padding.
+It was written when training had ended. Its MFU is recomputed: under torch.compile the logged one
+counts the input embedding as if it were multiplied.
 """
 
 import math
@@ -27,7 +27,7 @@ from experiments.records.run import (
 from models.gpus import GPUS
 
 FOLDER = ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
-# What a log's name begins with, and what its run is called here.
+# Recipes by the beginning of a log's name
 RECIPES = {
     "baseline-compile": "baseline_compiled",
     "fp8-rowwise-compile": "rowwise_fp8_compiled",
@@ -58,10 +58,10 @@ def read_log(path: Path) -> Run:
     """Read a log as a run. Raises `StudyError`."""
     try:
         lines = pd.read_json(path, lines=True, precise_float=True).set_index("step")
-        steps = steps_of(lines)
+        steps = make_steps(lines)
     except (ValueError, KeyError) as error:
-        raise StudyError(f"{path}: is no log of the published project") from error
-    name = path.stem.partition("_2025")[0]  # its time follows
+        raise StudyError(f"{path}: is not a log of the published project") from error
+    name = path.stem.partition("_2025")[0]  # a time follows
     attempt = Attempt.model_construct(
         host="host unknown",
         start=lines["timestamp"].iloc[0],
@@ -79,7 +79,7 @@ def read_log(path: Path) -> Run:
         dataset="of the published project",
         attempts=[attempt],
     )
-    first = Timing(time_to_first_step_s=steps["elapsed"][1], startup={}, compile_cache="none")
+    timing = Timing(time_to_first_step_s=steps["elapsed"][1], startup={}, compile_cache="none")
     return Run(
         RECIPES.get(name, name),
         seed="",
@@ -87,14 +87,14 @@ def read_log(path: Path) -> Run:
         ending="completed",
         steps=steps,
         record=record,
-        timings=[first],
+        timings=[timing],
         place="host unknown",
     )
 
 
-def steps_of(lines: pd.DataFrame) -> pd.DataFrame:
-    """Make `Run.steps` of a log. A line's seconds are spread over its steps evenly, and its loss,
-    which is the last step's, stands for all of them."""
+def make_steps(lines: pd.DataFrame) -> pd.DataFrame:
+    """Make `Run.steps` of a log. A line's seconds are spread evenly over its steps, and all of them
+    have its loss, which is the last step's."""
     lines = lines.assign(seconds=lines["time_delta"] / lines.index.diff().fillna(1))
     steps = lines.reindex(range(1, lines.index[-1] + 1)).bfill()
     tokens = steps["tokens_per_second"] * steps["seconds"]

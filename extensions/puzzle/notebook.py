@@ -40,7 +40,7 @@ print(trained(comparison))
 # weights, and all others at bf16's. Mean over seeds, in nats a token:
 
 # %%
-tables.ends(comparison).round(4)
+tables.final_losses(comparison).round(4)
 
 # %%
 plots.loss(comparison)

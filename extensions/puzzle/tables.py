@@ -13,17 +13,19 @@ def ownership(comparison: Comparison) -> pd.DataFrame:
     """Count parameter tensors by what the optimizer does with them, and the elements it owns."""
     table = proofs(comparison).filter(regex=r"^parameters\.[a-z_]+$")
     table.columns = table.columns.str.removeprefix("parameters.")
-    listed = table.select_dtypes(object).columns
-    table[listed] = table[listed].map(len)
+    name_lists = table.select_dtypes(object).columns
+    table[name_lists] = table[name_lists].map(len)
     return table
 
 
-def ends(comparison: Comparison) -> pd.DataFrame:
-    """Count the weights that no optimizer steps, and say how far each recipe's final loss is from
-    bf16's, and from bf16's with frozen weights."""
-    runs = comparison.study.completed
+def final_losses(comparison: Comparison) -> pd.DataFrame:
+    """Count the weights that no optimizer steps; compare each recipe's final loss to bf16's, and to
+    bf16's with frozen weights."""
+    completed = comparison.study.completed
     table = ownership(comparison)[["orphans", "frozen"]]
     for reference in (BASELINE, FROZEN):
-        apart = {recipe: verdict(own, runs[reference]).difference for recipe, own in runs.items()}
-        table[f"final loss minus {reference}'s"] = pd.Series(apart)
+        differences = {}
+        for recipe, runs in completed.items():
+            differences[recipe] = verdict(runs, completed[reference]).difference
+        table[f"final loss minus {reference}'s"] = pd.Series(differences)
     return table

@@ -1,9 +1,9 @@
-"""Scalings of FP8 that torchao has not, and gradients of outputs in either FP8 format.
+"""Scalings of FP8 that torchao lacks, and gradients of outputs in either FP8 format.
 
 Scalings differ in which values share a scale:
 
-* `delayed`: all of a tensor, by the largest values of the last steps, so that a cast need not first
-  find the largest value.
+* `delayed`: all of a tensor, by the largest values of the last steps, so that a cast does not have
+  to find the largest value first.
 * `blockwise`, DeepSeek-V3's (arXiv 2412.19437): 1 x 128 values of inputs and gradients, and 128 x
   128 of weights.
 * `mxfp8`, OCP's format: 32 values, by a power of two that is rounded so that nothing saturates
@@ -18,27 +18,27 @@ from typing import Literal, NamedTuple
 from experiments.records.run import AtLeast1
 
 ALL = 2**30  # more than any matrix has rows or columns
-HISTORY = 16  # steps
+HISTORY_STEPS = 16
 FLOAT8 = "quantize.linear.float8"
 
 
 class Scaling(NamedTuple):
     """Which values of an operand share a scale."""
 
-    values: tuple[int, int]  # of inputs and gradients: so many rows x values along the sum
-    weights: tuple[int, int]  # the same of weights
-    gradients: str = "e4m3"  # FP8 format of gradients of outputs; inputs and weights are e4m3
-    scale: str = "float32"  # how a scale is made of the largest magnitude: `round_blocks`
+    block: tuple[int, int]  # of inputs and gradients: rows x values along the sum
+    weight_block: tuple[int, int]
+    gradient_format: str = "e4m3"  # of gradients of outputs; inputs and weights are e4m3
+    scale: str = "float32"  # how the largest magnitude gives a scale: see `round_blocks`
 
     @property
-    def by_blocks(self) -> bool:
+    def has_blocks(self) -> bool:
         """True if operands are rounded to FP8 by `round_blocks` and multiplied in float32,
         everywhere: blocks have no matmul here."""
         return self.scale != "delayed"
 
 
 SCALINGS = {
-    "delayed": Scaling((ALL, ALL), (ALL, ALL), gradients="e5m2", scale="delayed"),
+    "delayed": Scaling((ALL, ALL), (ALL, ALL), gradient_format="e5m2", scale="delayed"),
     "blockwise": Scaling((1, 128), (128, 128)),
     "mxfp8": Scaling((1, 32), (1, 32), scale="RCEIL"),
     "mxfp8_ocp": Scaling((1, 32), (1, 32), scale="FLOOR"),
@@ -46,7 +46,7 @@ SCALINGS = {
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `scalings` of a recipe."""
 
     name: Literal[tuple(SCALINGS)] | None = None
@@ -61,15 +61,17 @@ class Keys:
 
 def contradictions(config) -> Iterator[tuple[str, str]]:
     """Find keys that a scaling does not go with."""
-    keys, name = config.quantize.linear.float8, config.scalings.name
-    if keys.recipe_name is None:
+    float8_config = config.quantize.linear.float8
+    name = config.scalings.name
+    is_tensorwise = float8_config.recipe_name == "tensorwise"
+    if float8_config.recipe_name is None:
         yield f"{FLOAT8}.recipe_name", "is null; set it, or leave out the section scalings"
-    elif name and (keys.recipe_name != "tensorwise" or keys.enable_fsdp_float8_all_gather):
+    elif name and (not is_tensorwise or float8_config.enable_fsdp_float8_all_gather):
         yield (
             "scalings.name",
             f"takes the place of {FLOAT8}.recipe_name: tensorwise without FP8 all-gather; set that",
         )
-    if name and SCALINGS[name].by_blocks and not keys.emulate:
+    if name and SCALINGS[name].has_blocks and not float8_config.emulate:
         yield f"{FLOAT8}.emulate", f"should be true: {name} has no matmul here"
 
 
@@ -77,30 +79,33 @@ def contradictions(config) -> Iterator[tuple[str, str]]:
 
 
 def convert(model, plan) -> None:
-    """Swap linear layers for torchao's as the core does, and these for the scaling's."""
-    from extensions.scalings.layer import ScaledLinear, with_gradients
+    """Swap linear layers for torchao's as the core does, and those for the scaling's."""
+    from extensions.scalings.layer import ScaledLinear, set_gradient_format
     from models import float8
 
-    float8.convert(model, plan)
-    keys = plan.config.scalings
+    float8.convert_linears(model, plan)
+    section = plan.config.scalings
     for layer in float8.converted_modules(model).values():
-        if keys.name:
-            scaling = SCALINGS[keys.name]
-            layer.__class__ = ScaledLinear  # torchao's conversion knows no class but its own
-            scaling = scaling._replace(gradients=keys.gradients or scaling.gradients)
-            layer.begin(scaling, keys.history or HISTORY)
-        elif keys.gradients:
-            layer.config = with_gradients(layer.config, keys.gradients)
+        if section.name:
+            scaling = SCALINGS[section.name]
+            if section.gradients:
+                scaling = scaling._replace(gradient_format=section.gradients)
+            layer.__class__ = ScaledLinear  # torchao's conversion takes no other class
+            layer.init_scaling(scaling, section.history or HISTORY_STEPS)
+        elif section.gradients:
+            layer.config = set_gradient_format(layer.config, section.gradients)
 
 
 def before_step(trainer, step: int) -> None:
-    """Make the largest values of the step before this one the last step's."""
+    """Move the largest values of the last step into the history."""
     from extensions.scalings.layer import end_step
 
-    end_step(trainer.model_parts[0], trainer.combine)
+    end_step(trainer.model_parts[0], trainer.all_reduce)
 
 
 def notes(trainer) -> list[str]:
-    """Say how operands are scaled, if not as the records of FP8 name it."""
+    """Say how operands are scaled, where the records of FP8 name another scaling."""
     name = trainer.job_config.scalings.name
-    return [f"FP8 scales are {name}, in place of tensorwise"] if name else []
+    if not name:
+        return []
+    return [f"FP8 scales are {name}, in place of tensorwise"]

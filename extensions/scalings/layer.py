@@ -8,8 +8,8 @@ and each operand is cast anew for each matmul that it is part of:
     input's gradient   sums over output features    gradient   (tokens, out)  weight.T (in, out)
     weight's gradient  sums over tokens             gradient.T (out, tokens)  input.T  (in, tokens)
 
-`delayed` runs on FP8 units. The others are emulated everywhere: they are rounded to FP8 as their
-hardware would, and multiplied in float32, which is exact but for the order of sums.
+`delayed` runs on FP8 units. The other scalings are emulated everywhere: operands are rounded to FP8
+as their hardware would, and multiplied in float32, which is exact up to the order of sums.
 """
 
 from collections.abc import Callable
@@ -34,39 +34,48 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 # An operator, so that compiled code calls it as it is. Inductor's C++ code of blocks along either
 # dimension does not always compile (pytorch issue 164428).
 @torch.library.custom_op("fp8::round_blocks", mutates_args=())
-def round_blocks(x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype) -> Tensor:
-    """Round x, (rows, sum), to FP8 with a scale for each `rows` x `along` of its values, and scale
-    back to float32.
+def round_blocks(x: Tensor, rows: int, columns: int, scale: str, dtype: torch.dtype) -> Tensor:
+    """Round x, (m, n) with the sum along n, to FP8 with a scale for each block of `rows` x
+    `columns` values, and scale back to float32.
 
     Blocks at the end may be smaller. `scale` is `float32`, `power_of_2` (torchao's of rows), or
     torchao's mode of MX scales.
     """
     m, n = x.shape
-    rows, along = min(rows, m), min(along, n)
-    padded = pad(x.float(), (0, -n % along, 0, -m % rows))
+    rows = min(rows, m)
+    columns = min(columns, n)
+    padded = pad(x.float(), (0, -n % columns, 0, -m % rows))
     if scale in ScaleCalculationMode.__members__:
-        low = MXTensor.to_mx(padded.contiguous(), dtype, along, ScaleCalculationMode[scale])
-        return low.dequantize(torch.float32)[:m, :n].contiguous()
-    tiles = padded.unflatten(1, (-1, along)).unflatten(0, (-1, rows))
-    scales = amax_to_scale(tiles.abs().amax((1, 3), keepdim=True), dtype, scale == "power_of_2")
-    rounded = to_fp8_saturated(tiles * scales, dtype).float() / scales
+        mx = MXTensor.to_mx(padded.contiguous(), dtype, columns, ScaleCalculationMode[scale])
+        return mx.dequantize(torch.float32)[:m, :n].contiguous()
+    blocks = padded.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    amax = blocks.abs().amax((1, 3), keepdim=True)
+    scales = amax_to_scale(amax, dtype, scale == "power_of_2")
+    rounded = to_fp8_saturated(blocks * scales, dtype).float() / scales
     return rounded.flatten(2, 3).flatten(0, 1)[:m, :n].contiguous()
 
 
 @round_blocks.register_fake
-def _empty(x: Tensor, rows: int, along: int, scale: str, dtype: torch.dtype) -> Tensor:
+def _round_nothing(x: Tensor, rows: int, columns: int, scale: str, dtype: torch.dtype) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.float32)
 
 
-def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cast with one scale, from the largest values of earlier steps, and note this step's.
+def cast_delayed(x: Tensor, history: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cast with one scale, from the largest values of earlier steps, and record this step's.
 
-    Values beyond the earlier ones saturate. Where there are no earlier ones, in the first step in
-    FP8, the scale is this step's. Returns the matrix in FP8, and the scale.
+    Values beyond the earlier ones saturate. Without earlier ones, in the first step in FP8, the
+    scale is this step's.
+
+    Args:
+        history: largest values of this step so far, then of the last ones: (1 + steps).
+
+    Returns:
+        The matrix in FP8, and the scale.
     """
-    amax, before = x.abs().amax().float(), values[1:].amax()
-    values[0] = torch.maximum(values[0], amax)
-    scale = amax_to_scale(torch.where(before > 0, before, amax), dtype)
+    amax = x.abs().amax().float()
+    history[0] = torch.maximum(history[0], amax)
+    earlier_amax = history[1:].amax()
+    scale = amax_to_scale(torch.where(earlier_amax > 0, earlier_amax, amax), dtype)
     return to_fp8_saturated(x.float() * scale, dtype), scale
 
 
@@ -75,32 +84,37 @@ def cast_delayed(x: Tensor, values: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 INPUT, WEIGHT, GRADIENT = range(3)  # rows of a layer's `largest_values`
 
 
-def multiply(ctx, left: Tensor, a: int, right: Tensor, b: int) -> Tensor:
-    """Compute left @ right.t() in FP8: (m, sum) by (n, sum), in the dtype of `left`. Each of `a`
-    and `b` is INPUT, WEIGHT or GRADIENT."""
-    dtype = left.dtype
-    (left, left_scale), (right, right_scale) = _cast(ctx, left, a), _cast(ctx, right, b)
+def multiply(ctx, lhs: Tensor, lhs_kind: int, rhs: Tensor, rhs_kind: int) -> Tensor:
+    """Compute lhs @ rhs.t() in FP8: (m, k) by (n, k), in the dtype of `lhs`. A kind is INPUT,
+    WEIGHT or GRADIENT."""
+    dtype = lhs.dtype
+    lhs, lhs_scale = _cast_operand(ctx, lhs, lhs_kind)
+    rhs, rhs_scale = _cast_operand(ctx, rhs, rhs_kind)
     if ctx.emulate:
-        with torch.autocast(left.device.type, enabled=False):  # which would multiply in bf16
-            return ((left.float() / left_scale) @ (right.float() / right_scale).t()).to(dtype)
+        with torch.autocast(lhs.device.type, enabled=False):  # which would multiply in bf16
+            return ((lhs.float() / lhs_scale) @ (rhs.float() / rhs_scale).t()).to(dtype)
     return torch._scaled_mm(
-        left.contiguous(),  # FP8 units want each row of both in one piece
-        right.contiguous().t(),
-        left_scale.reciprocal(),
-        right_scale.reciprocal(),
+        lhs.contiguous(),  # FP8 units want each row of both in one piece
+        rhs.contiguous().t(),
+        lhs_scale.reciprocal(),
+        rhs_scale.reciprocal(),
         out_dtype=dtype,
-        use_fast_accum=a == INPUT,  # of the output, as torchao: it adds up less exactly
+        use_fast_accum=lhs_kind == INPUT,  # of the output, as torchao: it adds up less exactly
     )
 
 
-def _cast(ctx, x: Tensor, what: int) -> tuple[Tensor, Tensor | float]:
+def _cast_operand(ctx, x: Tensor, kind: int) -> tuple[Tensor, Tensor | float]:
     """Cast x; returns what a matmul takes, and its scale."""
     scaling = ctx.scaling
-    dtype = FORMATS[scaling.gradients if what == GRADIENT else "e4m3"]
-    if scaling.by_blocks:
-        block = scaling.weights if what == WEIGHT else scaling.values
+    dtype = FORMATS["e4m3"]
+    block = scaling.block
+    if kind == GRADIENT:
+        dtype = FORMATS[scaling.gradient_format]
+    elif kind == WEIGHT:
+        block = scaling.weight_block
+    if scaling.has_blocks:
         return round_blocks(x, *block, scaling.scale, dtype), 1.0
-    return cast_delayed(x, ctx.values[what], dtype)
+    return cast_delayed(x, ctx.largest_values[kind], dtype)
 
 
 # ---- the three matmuls of a layer ----
@@ -109,29 +123,32 @@ def _cast(ctx, x: Tensor, what: int) -> tuple[Tensor, Tensor | float]:
 @torch._dynamo.allow_in_graph
 class _ScaledMatmuls(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, scaling, values, emulate):
+    def forward(ctx, x, weight, scaling, largest_values, emulate):
         ctx.save_for_backward(x, weight)
-        ctx.scaling, ctx.values, ctx.emulate = scaling, values, emulate
+        ctx.scaling = scaling
+        ctx.largest_values = largest_values
+        ctx.emulate = emulate
         return multiply(ctx, x, INPUT, weight, WEIGHT)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, out_grad):
         x, weight = ctx.saved_tensors
-        to_input = multiply(ctx, gradient, GRADIENT, weight.t(), WEIGHT)
-        to_weight = multiply(ctx, gradient.t(), GRADIENT, x.t(), INPUT)
-        return to_input, to_weight, None, None, None
+        x_grad = multiply(ctx, out_grad, GRADIENT, weight.t(), WEIGHT)
+        weight_grad = multiply(ctx, out_grad.t(), GRADIENT, x.t(), INPUT)
+        return x_grad, weight_grad, None, None, None
 
 
-def linear(
+def scaled_linear(
     x: Tensor,
     weight: Tensor,
     scaling: Scaling,
-    values: Tensor | None = None,
+    largest_values: Tensor | None = None,
     emulate: bool = True,
 ) -> Tensor:
-    """Compute x @ weight.t() and its gradients in FP8. x: (..., in_features). `values` are a
-    layer's `largest_values`, for `delayed`."""
-    out = _ScaledMatmuls.apply(x.flatten(0, -2), weight, scaling, values, emulate)
+    """Compute x @ weight.t() and its gradients in FP8. x: (..., in_features). `largest_values` are
+    a layer's, for `delayed`."""
+    rows = x.flatten(0, -2)
+    out = _ScaledMatmuls.apply(rows, weight, scaling, largest_values, emulate)
     return out.unflatten(0, x.shape[:-1])
 
 
@@ -141,18 +158,20 @@ def linear(
 class ScaledLinear(Float8Linear):
     """A layer whose matmuls are those above; torchao's configuration says whether to emulate."""
 
-    def begin(self, scaling: Scaling, history: int) -> None:
-        """Remember nothing yet; `delayed` looks back `history` steps."""
+    def init_scaling(self, scaling: Scaling, history_steps: int) -> None:
+        """Begin without a history; `delayed` looks back `history_steps`."""
         self.scaling = scaling
-        # Of this step so far, then of the last ones
-        values = torch.zeros(3, 1 + history, device=self.weight.device)
-        self.register_buffer("largest_values", None if scaling.by_blocks else values)
+        largest_values = None
+        if not scaling.has_blocks:
+            # Of this step so far, then of the last ones
+            largest_values = torch.zeros(3, 1 + history_steps, device=self.weight.device)
+        self.register_buffer("largest_values", largest_values)
 
     def _apply(self, fn, recurse=True):
-        """Begin with no history when torchtitan gives the model memory."""
-        empty = self.largest_values is not None and self.largest_values.is_meta
+        """Begin without a history when torchtitan gives the model memory."""
+        was_meta = self.largest_values is not None and self.largest_values.is_meta
         super()._apply(fn, recurse)
-        if empty:
+        if was_meta:
             self.largest_values.zero_()
         return self
 
@@ -160,27 +179,33 @@ class ScaledLinear(Float8Linear):
         """x: (..., in_features); the output has its dtype, or autocast's."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        return linear(x, self.weight, self.scaling, self.largest_values, self.config.emulate)
+        emulate = self.config.emulate
+        return scaled_linear(x, self.weight, self.scaling, self.largest_values, emulate)
 
 
-def with_gradients(config: Float8LinearConfig, name: str) -> Float8LinearConfig:
-    """Give torchao's configuration another FP8 format of gradients of outputs."""
-    dtype, for_weight = FORMATS[name], config.cast_config_grad_output_for_grad_weight
+def set_gradient_format(config: Float8LinearConfig, name: str) -> Float8LinearConfig:
+    """Copy torchao's configuration with another FP8 format of gradients of outputs."""
+    dtype = FORMATS[name]
+    for_input = config.cast_config_grad_output
+    for_weight = config.cast_config_grad_output_for_grad_weight
     return replace(
         config,
-        cast_config_grad_output=replace(config.cast_config_grad_output, target_dtype=dtype),
+        cast_config_grad_output=replace(for_input, target_dtype=dtype),
         cast_config_grad_output_for_grad_weight=replace(for_weight, target_dtype=dtype),
     )
 
 
 @torch.no_grad()
-def end_step(model: nn.Module, combine: Callable) -> None:
-    """Make this step's largest values the last step's; `combine` finds all processes' largest."""
-    histories = [value for name, value in model.named_buffers() if name.endswith("largest_values")]
+def end_step(model: nn.Module, all_reduce: Callable) -> None:
+    """Move this step's largest values into the history; `all_reduce` finds all processes'
+    largest."""
+    histories = [
+        buffer for name, buffer in model.named_buffers() if name.endswith("largest_values")
+    ]
     if not histories:
         return
-    largest = combine(torch.stack(histories)[:, :, 0], "max")
-    for values, now in zip(histories, largest, strict=True):
-        values[:, 0] = now
-        values.copy_(values.roll(1, dims=1))
-        values[:, 0] = 0
+    step_maxima = all_reduce(torch.stack(histories)[:, :, 0], "max")
+    for history, step_max in zip(histories, step_maxima, strict=True):
+        history[:, 0] = step_max
+        history.copy_(history.roll(1, dims=1))
+        history[:, 0] = 0

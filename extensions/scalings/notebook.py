@@ -19,17 +19,17 @@ from analysis.study import read_study
 from extensions.scalings import tables
 
 comparison = compare(read_study(newest.results("scalings")))
-found = tables.costs_and_keeps(comparison)
+scalings = tables.scaling_table(comparison)
 
 # %% [markdown]
 # ## Losses and signal to noise
 #
 # The signal to noise of a matmul compares its result with rounded operands: 10 log10(squares of
 # the right result / squares of the error). It was measured for the three matmuls of each layer on
-# inputs, weights and gradients of a run in bf16 after its last step (`tests/signal_to_noise.py`).
+# inputs, weights and gradients of a run in bf16 after its last step (`signal_to_noise.py`).
 
 # %%
-found.round(4)
+scalings.round(4)
 
 # %% [markdown]
 # Verdicts over the seeds:
@@ -63,14 +63,14 @@ tables.stress("outliers")["lost"].round(4)
 # rounding, by the factor:
 
 # %%
-grown = tables.stress("swiglu")
-grown["lost"].round(4)
+swiglu = tables.stress("swiglu")
+swiglu["lost"].round(4)
 
 # %% [markdown]
 # And the signal to noise of w2's output:
 
 # %%
-grown["dB"].round(1)
+swiglu["dB"].round(1)
 
 # %% [markdown]
 # A scaling breaks where its loss is 0.01 above its own without stress. The power of two there is

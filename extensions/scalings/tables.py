@@ -1,4 +1,4 @@
-"""What each scaling of FP8 costs and keeps."""
+"""Loss, and signal to noise, of each scaling of FP8."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.comparison import Comparison
 
-SNR = Path(__file__).with_name("results") / "snr.json"  # of tests/signal_to_noise.py
+SNR = Path(__file__).with_name("results") / "snr.json"  # of signal_to_noise.py
 SCALINGS = {
     "tensorwise": "tensorwise_fp8_compiled",
     "tensorwise, e4m3 gradients": "scaling_tensorwise_e4m3_gradients",
@@ -20,21 +20,22 @@ SCALINGS = {
 }
 
 
-def costs_and_keeps(comparison: Comparison) -> pd.DataFrame:
-    """List what each scaling costs and keeps, a row a scaling.
+def scaling_table(comparison: Comparison) -> pd.DataFrame:
+    """List the signal to noise and the loss of each scaling, a row a scaling.
 
     Columns: median dB of each of a layer's matmuls, without stress; the powers of two at which
     outliers, and features that SwiGLU grows, break the loss; and the final loss over the baseline's
     with its interval, NaN without runs.
     """
     rows = pd.DataFrame(json.loads(SNR.read_text())["stress"])
-    plain = rows[(rows["stress"] == "outliers") & (rows["factor"] == 1)].set_index("scaling")
-    table = plain["snr_db"].apply(pd.Series).add_prefix("dB, ").reindex(SCALINGS)
-    table["breaks at 2^"] = breaks(stress("outliers")["lost"])
-    table["SwiGLU breaks at 2^"] = breaks(stress("swiglu")["lost"])
-    ends = {recipe: finding.loss for recipe, finding in comparison.findings.items()}
+    unstressed = rows[(rows["stress"] == "outliers") & (rows["factor"] == 1)].set_index("scaling")
+    table = unstressed["snr_db"].apply(pd.Series).add_prefix("dB, ").reindex(SCALINGS)
+    table["breaks at 2^"] = find_breaks(stress("outliers")["lost"])
+    table["SwiGLU breaks at 2^"] = find_breaks(stress("swiglu")["lost"])
     for column in ("difference", "low", "high"):
-        values = {recipe: getattr(loss, column) for recipe, loss in ends.items()}
+        values = {}
+        for recipe, comparison_result in comparison.findings.items():
+            values[recipe] = getattr(comparison_result.loss, column)
         table[column] = pd.Series(SCALINGS).map(values)
     return table
 
@@ -48,8 +49,8 @@ def stress(name: str) -> pd.DataFrame:
     return rows.reindex(columns=[*SCALINGS], level="scaling")
 
 
-def breaks(lost: pd.DataFrame) -> pd.Series:
-    """Find, as a power of two, the least factor at which a scaling loses 0.01 or more above what it
-    loses without stress; NaN if none is."""
-    broken = ~(lost - lost.iloc[0] < 0.01)  # NaN is broken too
-    return np.log2(broken.idxmax().where(broken.any()))
+def find_breaks(excess_loss: pd.DataFrame) -> pd.Series:
+    """Find, as a power of two, the smallest factor at which a scaling loses 0.01 or more above its
+    loss without stress; NaN if there is none."""
+    is_broken = ~(excess_loss - excess_loss.iloc[0] < 0.01)  # NaN is broken too
+    return np.log2(is_broken.idxmax().where(is_broken.any()))

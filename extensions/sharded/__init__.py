@@ -13,20 +13,19 @@ from typing import Annotated
 from pydantic import Field
 
 # The hooks. No module of this package has the name of one
-from extensions.sharded.checks import processes, shards
-from extensions.sharded.collectives import check_profile
+from extensions.sharded.checks import data_parallel_degrees
+from extensions.sharded.collectives import all_reduce, check_profile
 from extensions.sharded.fsdp import before_step, parallelize
-from extensions.sharded.ranks import start
-from extensions.sharded.training import combine, own_rows, run
+from extensions.sharded.launcher import start
 
 __all__ = [
-    "before_step", "check_profile", "combine", "own_rows",
-    "parallelize", "processes", "run", "shards", "start",
+    "all_reduce", "before_step", "check_profile",
+    "data_parallel_degrees", "parallelize", "start",
 ]  # fmt: skip
 
 
 @dataclass
-class Keys:
+class Section:
     """The section `sharded` of a recipe."""
 
     processes: Annotated[int, Field(ge=1, lt=10_000)] = 1

@@ -7,7 +7,7 @@ takes too.
 """
 
 from experiments import run
-from experiments.jobs.command import CommandLine, leave
+from experiments.jobs.command import CommandLine, exit_with
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -19,4 +19,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -7,16 +7,11 @@ from models.errors import InputError
 GATHER = "quantize.linear.float8.enable_fsdp_float8_all_gather"
 
 
-def processes(config) -> int:
-    """Return how many processes a run has."""
-    return config.sharded.processes
+def data_parallel_degrees(config, args, fp8_layers: Set[str]) -> tuple[int, int]:
+    """Check what must suit the number of processes.
 
-
-def shards(config, args, fp8_layers: Set[str]) -> int:
-    """Check what must suit the number of processes; return how many of them share parameters,
-    gradients and optimizer states.
-
-    Raises `InputError`.
+    Returns the number of replicas, and the number of processes that share the parameters,
+    gradients and optimizer states of one. Raises `InputError`.
     """
     degrees, training, count = config.parallelism, config.training, config.sharded.processes
     replicas, shards = degrees.data_parallel_replicate_degree, degrees.data_parallel_shard_degree
@@ -43,7 +38,7 @@ def shards(config, args, fp8_layers: Set[str]) -> int:
         )
     if fp8_layers and config.quantize.linear.float8.enable_fsdp_float8_all_gather:
         _check_gather(config, args, fp8_layers, shards)
-    return shards
+    return replicas, shards
 
 
 def _check_gather(config, args, fp8_layers: Set[str], shards: int) -> None:

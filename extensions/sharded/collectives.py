@@ -1,4 +1,5 @@
-"""Record what a rank sends the others in a step, and how much of that time compute hides.
+"""Add up values of all ranks; record what a rank sends in a step, and how much of that time
+compute hides.
 
 Operators of `c10d::` are counted, because they are the same for all backends. gloo's own operators
 are not counted: its reduce-scatter is an all-reduce. The bytes of a call are those of its whole
@@ -8,8 +9,10 @@ tensor: the output of an all-gather, the input of a reduce-scatter or of an all-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
 import torch
+import torch.distributed as dist
 from torch.autograd import DeviceType
 from torch.utils._pytree import tree_leaves
 
@@ -23,6 +26,28 @@ _OPERATORS = {
     "c10d::alltoall_base_": EXCHANGE,
     "c10d::allreduce_": AGREE,
 }
+
+
+def all_reduce(values: torch.Tensor, operation: str = "sum") -> torch.Tensor:
+    """Return the `sum` or the `max` over ranks.
+
+    Numbers on the host are sent between hosts, so that nothing waits for a device.
+    """
+    if dist.get_world_size() == 1:
+        return values
+    reduced = values.clone()
+    group = _host_group(dist.group.WORLD) if values.device.type == "cpu" else None
+    dist.all_reduce(reduced, dist.ReduceOp.MAX if operation == "max" else dist.ReduceOp.SUM, group)
+    return reduced
+
+
+@cache
+def _host_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a group of all ranks of a world that sends between hosts."""
+    return dist.new_group(backend="gloo")
+
+
+# ---- a profiled step ----
 
 
 def check_profile(proof: Proof, profiler) -> None:
@@ -58,7 +83,7 @@ def check_profile(proof: Proof, profiler) -> None:
     gathers_fp8 = plan.config.quantize.linear.float8.enable_fsdp_float8_all_gather
     promises = {
         "gathered_bytes": gathers_fp8 and plan.fp8.layers,
-        "reduced_bytes": plan.recipe.hook("gradient_bytes"),
+        "reduced_bytes": plan.recipe.find_hook("gradient_bytes"),
     }
     for name, promised in promises.items():
         size, expected = evidence[name], evidence[f"{name}_expected"]
@@ -109,7 +134,7 @@ def fsdp_bytes(plan: Plan, shapes: Mapping) -> tuple[int, int]:
         weights += elements * (1 if name in in_fp8 else itemsize) * (2 if freed else 1)
         together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
         gradients[together] += elements // shards
-    size = plan.recipe.hook("gradient_bytes", lambda config, n: 4 * n)
+    size = plan.recipe.find_hook("gradient_bytes", lambda config, n: 4 * n)
     return weights, shards * sum(size(config, n) for n in gradients.values())
 
 

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from functools import partial
 
-from models.device import local  # before torchtitan: see there  # isort: skip
+from models.device import local_tensor  # before torchtitan: see there  # isort: skip
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -87,9 +87,9 @@ class _WholeDraws(TorchDispatchMode):
             return func(*args, **kwargs)
         sharded, *distribution = args
         mesh, placements = sharded.device_mesh, sharded.placements
-        whole = torch.empty(sharded.shape, dtype=sharded.dtype, device=local(sharded).device)
+        whole = torch.empty(sharded.shape, dtype=sharded.dtype, device=local_tensor(sharded).device)
         func(whole, *distribution, **kwargs)
         # src_data_rank=None: each rank cuts its own copy, and nothing is sent
         shard = distribute_tensor(whole, mesh, placements, src_data_rank=None)
-        local(sharded).copy_(shard.to_local())
+        local_tensor(sharded).copy_(shard.to_local())
         return sharded

@@ -5,16 +5,21 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from experiments.config.yaml_with_origins import find, flat, read_override, yaml_files
-from experiments.study import Study, read
+from experiments.config.yaml_with_origins import (
+    find_by_name,
+    flatten_sections,
+    read_override,
+    yaml_files,
+)
+from experiments.study import StudyPlan, read_study_plan
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 FILE = "sweep.yaml"
 PROCESSES = "sharded.processes"
-GOLDEN = 0.618  # multiples of it, taken modulo 1, fill an interval evenly from the start
+GOLDEN_RATIO = 0.618  # multiples of it, taken modulo 1, fill an interval evenly from the start
 
 
-class Sweep(Study):
+class Sweep(StudyPlan):
     """sweep.yaml: a study, and `axes`: the values of some keys of its recipes."""
 
     axes: dict[str, list[int | str]]
@@ -22,10 +27,10 @@ class Sweep(Study):
     @field_validator("axes", mode="before")
     @classmethod
     def _flat(cls, axes: dict) -> dict:
-        return flat(axes) if isinstance(axes, dict) else axes
+        return flatten_sections(axes) if isinstance(axes, dict) else axes
 
     def override(self, overrides: list[str]) -> None:
-        """Take what a command line sets. A key that it sets is no axis any more."""
+        """Take the keys of a command line. A key that it sets is not an axis any more."""
         self.overrides = self.overrides + overrides
         for override in overrides:
             for key in read_override(override):
@@ -40,21 +45,24 @@ class Sweep(Study):
         """Name the folder of a cell."""
         return "_".join(f"{key.rpartition('.')[2]}-{cell[key]}" for key in self.axes)
 
-    def studies(self) -> dict[str, Study]:
+    def studies(self) -> dict[str, StudyPlan]:
         """Make the study of each cell, by its folder, in a space-filling order: a sweep that is
         stopped early has covered every axis."""
-        cells, made = self.cells(), {}
-        for place in sorted(range(len(cells)), key=lambda place: place * GOLDEN % 1):
-            values = [f"{key}={value}" for key, value in cells[place].items()]
-            keys = self.model_dump(exclude={"axes"}) | {"overrides": self.overrides + values}
-            made[self.folder(cells[place])] = Study(**keys)
-        return made
+        cells = self.cells()
+        order = sorted(range(len(cells)), key=lambda number: number * GOLDEN_RATIO % 1)
+        studies = {}
+        for number in order:
+            cell = cells[number]
+            cell_overrides = [f"{key}={value}" for key, value in cell.items()]
+            fields = self.model_dump(exclude={"axes"})
+            fields["overrides"] = self.overrides + cell_overrides
+            studies[self.folder(cell)] = StudyPlan(**fields)
+        return studies
 
 
-def load(name: str) -> Sweep:
+def load_sweep(name: str) -> Sweep:
     """Read the sweep of a name, or of a started sweep's folder. Raises `InputError`."""
-    known = yaml_files(HERE / "sweeps")
     path = Path(name) / FILE
     if not path.exists():
-        path = find(f"sweep or folder with a {FILE}", name, known)
-    return read(path, Sweep)
+        path = find_by_name(f"sweep or folder with a {FILE}", name, yaml_files(FOLDER / "sweeps"))
+    return read_study_plan(path, Sweep)

@@ -3,9 +3,8 @@
     python -m extensions.sweep.report runs/sweep_cpu-2026-11-22
 
 Prints a table with a line a cell, and writes report.html with its figure, and report.json for
-programs, into that folder. A cell's answer is its study's: about the FP8 recipe that does
-best, beside bf16. What it rests on, and the other recipes, are in `report.html` in the cell's
-folder.
+programs, into that folder. A cell's answer is its study's: it compares the best FP8 recipe with
+bf16. The evidence, and the other recipes, are in `report.html` in the cell's folder.
 
 Exit codes: 2 for bad input.
 """
@@ -25,43 +24,51 @@ from analysis.plots.style import GREY, finding, plot, short_name
 from analysis.speed import Ratio
 from analysis.study import StudyError, read_study
 from analysis.table import loss_word, speed_word
-from experiments.jobs.command import COMPLETED, CommandLine, leave
-from extensions.sweep.cells import PROCESSES, load
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
+from extensions.sweep.cells import PROCESSES, load_sweep
 
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
 NOT_COMPARED = "not compared"
 HOW_TO_READ = (
-    "tokens/s: of the FP8 recipe, of all GPUs of a run together. over bf16, loss: beside the bf16 "
-    "recipe of the same cell. efficiency: tokens/s over N times one GPU's. Intervals are of "
+    "tokens/s: of the FP8 recipe, all GPUs of a run added up. over bf16, loss: compared to the "
+    "bf16 recipe of the same cell. efficiency: tokens/s over N times one GPU's. Intervals are of "
     "95 %, over seeds; one run has none. Cells of different GPUs or versions do not compare in "
     "speed. cpu: processes share the cores, so no speed says how GPUs do. no reference: no "
     "completed run of FP8, or of bf16."
 )
-WORDS = ["answer", "FP8 recipe", "tokens/s", "over bf16", "loss", "efficiency"]
-FOR_PROGRAMS = ["mean", "low", "high", "notes"]
+TABLE_COLUMNS = ["answer", "FP8 recipe", "tokens/s", "over bf16", "loss", "efficiency"]
+JSON_COLUMNS = ["mean", "low", "high", "notes"]
 
 
-def read(folder: Path) -> pd.DataFrame:
+def read_cells(folder: Path) -> pd.DataFrame:
     """Read the cells of a sweep: a row a cell, indexed by the cell's folder.
 
-    Columns are `WORDS`, about the FP8 recipe that does best there; how many times as fast as bf16
-    the recipe is, as numbers: `mean`, `low` and `high`; and `notes`: which runs are missing, and
-    why. Raises `InputError`.
+    Columns are `TABLE_COLUMNS`, about the FP8 recipe that does best there; how many times as fast
+    as bf16 the recipe is, as numbers: `mean`, `low` and `high`; and `notes`: which runs are
+    missing, and why. Raises `InputError`.
     """
-    sweep, rows, compared = load(str(folder)), {}, {}
+    sweep = load_sweep(str(folder))
+    rows = {}
+    comparisons = {}
     for cell in sweep.cells():
         name = sweep.folder(cell)
         try:
-            here = compared[name] = compare(read_study(folder / name))
-            alone = compared.get(sweep.folder(cell | {PROCESSES: 1}), here)
-            rows[name] = best_of(here) | efficiency(here, alone, cell)
+            comparison = compare(read_study(folder / name))
         except StudyError as error:
             rows[name] = {"answer": NOT_COMPARED, "notes": [str(error)]}
-    return pd.DataFrame([*rows.values()], [*rows], WORDS + FOR_PROGRAMS).rename_axis("cell")
+            continue
+        comparisons[name] = comparison
+        rows[name] = describe_best(comparison)
+        # An axis lists one process first
+        one_process = comparisons.get(sweep.folder(cell | {PROCESSES: 1}), comparison)
+        if one_process is not comparison:
+            rows[name]["efficiency"] = efficiency(comparison, one_process, cell[PROCESSES])
+    columns = TABLE_COLUMNS + JSON_COLUMNS
+    return pd.DataFrame([*rows.values()], [*rows], columns).rename_axis("cell")
 
 
-def best_of(comparison: Comparison) -> dict:
-    """Take what a comparison says of its best FP8 recipe."""
+def describe_best(comparison: Comparison) -> dict:
+    """List what a comparison says of its best FP8 recipe, by column."""
     best = comparison.best
     return {
         "answer": best.outcome.replace("_", " "),
@@ -74,33 +81,29 @@ def best_of(comparison: Comparison) -> dict:
     }
 
 
-def efficiency(here: Comparison, alone: Comparison, cell: dict) -> dict:
-    """Divide the speed-up of a cell's recipe over one process by the number of processes.
-
-    `alone` is the cell of one process, which an axis lists first.
-    """
-    if alone is here:
-        return {}
-    gain = speed_up(*(each.study.completed[here.best.recipe] for each in (here, alone)))
-    share = Ratio(*(value / cell[PROCESSES] for value in gain.ratio))
-    return {"efficiency": str(share)}
+def efficiency(comparison: Comparison, one_process: Comparison, processes: int) -> str:
+    """Divide the speed-up of a cell's recipe over one process by the number of processes."""
+    recipe = comparison.best.recipe
+    runs = comparison.study.completed[recipe]
+    ratio = speed_up(runs, one_process.study.completed[recipe]).ratio
+    return str(Ratio(*(value / processes for value in ratio)))
 
 
 # ---- all cells together ----
 
 
 def answer(cells: pd.DataFrame) -> str:
-    """Write in how many cells there are speeds, and how fast FP8 is there."""
-    gain = cells["mean"].dropna()
-    if gain.empty:
+    """Write in how many cells there are speeds, and how fast FP8 is in them."""
+    ratios = cells["mean"].dropna()
+    if ratios.empty:
         return "No cell has a speed of FP8 and of bf16."
-    most = f"{gain.min():.2f} to {gain.max():.2f} times the tokens/s of bf16"
-    return f"FP8 has {most} in {len(gain)} of {len(cells)} cells."
+    span = f"{ratios.min():.2f} to {ratios.max():.2f}"
+    return f"FP8 has {span} times the tokens/s of bf16 in {len(ratios)} of {len(cells)} cells."
 
 
 def table(cells: pd.DataFrame) -> pd.DataFrame:
-    """Choose what is shown of each cell."""
-    return cells[WORDS].fillna("-")
+    """Choose the columns that a reader sees."""
+    return cells[TABLE_COLUMNS].fillna("-")
 
 
 def notes(cells: pd.DataFrame) -> list[str]:
@@ -113,12 +116,14 @@ def notes(cells: pd.DataFrame) -> list[str]:
 def speed_ups(axes: Axes, cells: pd.DataFrame) -> None:
     """Draw how many times as fast as bf16 FP8 is in each cell, with its interval and, on the right,
     its answer and scaling efficiency."""
-    rows, shown = range(len(cells)), table(cells)
+    rows = range(len(cells))
     axes.hlines(rows, cells["low"], cells["high"])
     axes.plot(cells["mean"], rows, "o")
     axes.axvline(1, color=GREY)
-    beside = shown["answer"] + "\nefficiency " + shown["efficiency"]
-    set_rows(axes, [*map(short_name, cells.index)], "times the tokens/s of bf16", beside)
+    words = table(cells)
+    right_labels = words["answer"] + "\nefficiency " + words["efficiency"]
+    row_labels = [short_name(cell) for cell in cells.index]
+    set_rows(axes, row_labels, "times the tokens/s of bf16", right_labels)
     finding(axes, answer(cells))
 
 
@@ -128,17 +133,23 @@ def speed_ups(axes: Axes, cells: pd.DataFrame) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("extensions.sweep.report", __doc__)
     parser.add_argument("folder", type=Path, metavar="SWEEP", help="the folder of a sweep")
-    folder = parser.parse(argv).folder
-    cells = read(folder)
-    facts = {"question": QUESTION, "sentences": [answer(cells)], "notes": notes(cells)}
-    print(QUESTION, answer(cells), report.drawn(table(cells)), *facts["notes"], sep="\n")
+    folder = parser.parse_arguments(argv).folder
+    cells = read_cells(folder)
+    print(QUESTION, answer(cells), report.drawn(table(cells)), *notes(cells), sep="\n")
+    html = render(
+        "extensions/sweep/sweep.html.j2",
+        question=QUESTION,
+        sentences=[answer(cells)],
+        notes=notes(cells),
+        table=table(cells),
+        figure=speed_ups(cells),
+    )
     page = folder / "report.html"
-    facts |= {"table": table(cells), "figure": speed_ups(cells)}
-    page.write_text(render("extensions/sweep/sweep.html.j2", **facts), encoding="utf-8")
-    cells.to_json(page.with_suffix(".json"), orient="index", indent=2)
+    page.write_text(html, encoding="utf-8")
+    cells.to_json(folder / "report.json", orient="index", indent=2)
     print(f"\nPage: {page}")
-    return COMPLETED
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

@@ -1,12 +1,12 @@
-"""The figures of a benchmark of FP8 on four B200, read against one another."""
+"""The figures of a benchmark of FP8 on four B200, compared with each other."""
 
 import pandas as pd
 import yaml
 
-from extensions.sweep.cells import HERE
+from extensions.sweep.cells import FOLDER
 from models.flops import Sizes
 
-B200 = yaml.safe_load((HERE / "published_b200.yaml").read_text())
+B200 = yaml.safe_load((FOLDER / "published_b200.yaml").read_text())
 
 
 def lengths() -> pd.DataFrame:
@@ -16,7 +16,9 @@ def lengths() -> pd.DataFrame:
     """
     table = pd.DataFrame(columns=[*B200["lengths"]])
     for name, sizes in B200["models"].items():
-        flops = [Sizes(**sizes).flops_per_token(length) for length in table]
-        table.loc[name] = [flops[0] / of_length for of_length in flops]
+        flops = pd.Series(
+            [Sizes(**sizes).flops_per_token(length) for length in table], table.columns
+        )
+        table.loc[name] = flops.iloc[0] / flops
     table.loc["printed"] = B200["lengths"]
     return table.astype(float).round(2)

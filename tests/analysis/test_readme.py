@@ -3,8 +3,8 @@
 import re
 from functools import cache
 
-from tests.generated.readme import generated
 from tests.processes import ROOT
+from tools.readme import generate_pages
 
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "launch/README.md"]
 for folder in ("docs", "results", "extensions"):
@@ -17,7 +17,9 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 
 def test_generated_parts_are_current():
     stale = [
-        path for path, text in generated().items() if TO_DELETED.sub("", path.read_text()) != text
+        path
+        for path, text in generate_pages().items()
+        if TO_DELETED.sub("", path.read_text()) != text
     ]
     assert not stale, "run `make readme`"
 

@@ -3,6 +3,9 @@
 More messages are in tests/messages.txt.
 """
 
+import contextlib
+import importlib
+import io
 import shlex
 
 import pytest
@@ -11,13 +14,13 @@ from experiments.config import recipes
 from experiments.config.keys import DEFAULTS, find_replacement
 from experiments.config.moved_keys import read_moves
 from experiments.config.options import read_options, translate_option
-from experiments.config.recipes import flat, load, load_compared
-from experiments.jobs.command import CommandLine
+from experiments.config.recipes import flatten_sections, load, load_recipes
+from experiments.jobs.command import OPTIONS_BY_COMMAND, CommandLine
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
 SCALING = f"{FLOAT8}.recipe_name"
-EXISTING = flat(DEFAULTS.to_dict())
+EXISTING = flatten_sections(DEFAULTS.to_dict())
 
 
 @pytest.fixture
@@ -37,9 +40,9 @@ def overlay(tmp_path, monkeypatch):
     """Write an overlay beside the usual ones."""
     folder = tmp_path / "overlays"
     folder.mkdir()
-    for path in recipes.OVERLAYS.glob("*.yaml"):
+    for path in recipes.OVERLAYS_FOLDER.glob("*.yaml"):
         (folder / path.name).write_text(path.read_text())
-    monkeypatch.setattr(recipes, "OVERLAYS", folder)
+    monkeypatch.setattr(recipes, "OVERLAYS_FOLDER", folder)
     return lambda name, text: (folder / f"{name}.yaml").write_text(f"description: x\n{text}")
 
 
@@ -108,6 +111,40 @@ def test_an_inherited_fp8_can_be_turned_off_with_its_keys(write, monkeypatch, tm
     assert f"{FLOAT8}.emulate" in refused("gathers", [], both)
 
 
+@pytest.mark.parametrize(
+    ("key", "switch"),
+    [
+        ("checkpoint.interval=100", "checkpoint.enable=true"),
+        ("checkpoint.initial_load_path=x", "checkpoint.enable=true"),
+        ("lr_scheduler.min_lr_factor=0.1", "lr_scheduler.decay_ratio=0.5"),
+        ("lr_scheduler.min_lr_factor=0.1", "lr_scheduler.decay_ratio=null"),
+        ("activation_checkpoint.selective_ac_option=2", "activation_checkpoint.mode=selective"),
+        ("activation_checkpoint.memory_budget=0.3", "activation_checkpoint.mode=memory_budget"),
+        ("profiling.profiler_active=2", "profiling.enable_profiling=true"),
+        ("debug.deterministic_warn_only=true", "debug.deterministic=true"),
+    ],
+)
+def test_a_key_of_what_is_off_is_refused_with_its_switch(key, switch, write, overlay):
+    recipe, (name, _, value) = "baseline_compiled", key.partition("=")
+    overlay("more", f"{name}: {value}")
+    given = [(recipe, [], [key]), (write(f"base: {recipe}\n{name}: {value}"),), (recipe, ["more"])]
+    for args in given:
+        sentence = refused(*args)
+        assert f"{name}: " in sentence and switch.partition("=")[0] in sentence, args
+    assert load(recipe, [], [key, switch])
+    assert load(recipe, ["more"], [switch])
+
+
+def test_what_somebody_has_turned_off_may_keep_its_keys(write, tmp_path):
+    section = "checkpoint: {enable: false, interval: 500, async_mode: disabled}"
+    assert load(write(f"base: baseline\n{section}"))
+    assert not load("baseline", ["alps"], ["checkpoint.enable=false"]).config.checkpoint.enable
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipes.to_yaml(load("baseline")))
+    assert load(str(path))
+    assert "checkpoint.interval" in refused(str(path), [], ["checkpoint.interval=5"])
+
+
 def test_all_recipes_take_an_overlay_that_is_made_for_all_of_them():
     for name in recipes.yaml_files(recipes.RECIPES):
         assert load(name, ["as_published"]).config.quantize.linear.float8.filter_fqns == []
@@ -117,9 +154,9 @@ def test_compared_recipes_share_keys_that_one_of_them_reads(overlay):
     overlay("heads", f"{FLOAT8}.filter_fqns: []")
     keys = [f"{FLOAT8}.filter_fqns=[output, first_and_last_block]"]
     both = ["baseline_compiled", "tensorwise_fp8_compiled"]
-    assert [*load_compared(both, ["heads"], keys)] == both
+    assert [*load_recipes(both, ["heads"], keys)] == both
     with pytest.raises(InputError):
-        load_compared(["baseline", "baseline_compiled"], ["heads"], [])
+        load_recipes(["baseline", "baseline_compiled"], ["heads"], [])
 
 
 def test_a_resolved_recipe_has_all_keys_and_loads_again(tmp_path):
@@ -150,6 +187,10 @@ def test_what_is_read_with_another_value_only(keys, named):
 
 
 def test_compiling_nothing_is_a_contradiction():
+    for key in "persistent_workers=true", "prefetch_factor=2":
+        name = f"training.dataloader.{key}"
+        assert name.partition("=")[0] in refused("baseline", [], [name])
+        assert load("baseline", [], [name, "training.dataloader.num_workers=1"])
     nothing = ["compile.components=[]"]
     assert "compile.components: " in refused("baseline_compiled", [], nothing)
     assert load("baseline", [], nothing)
@@ -186,12 +227,16 @@ def test_a_text_is_what_was_written(text, write):
     assert recipe.description == recipe.config.data.text_column == text
     assert recipe.config.model.hf_assets_path == text
     keys = [f"{SCALING}=tensorwise", f"{FLOAT8}.filter_fqns=[output, {text}]"]
-    assert load("baseline", [], keys).config.quantize.linear.float8.filter_fqns == ["output", text]
+    assert load("baseline", [], keys).config.quantize.linear.float8.filter_fqns == [
+        "output",
+        text,
+    ]
 
 
 def test_texts_have_their_limits_and_other_keys_stay_strict():
     selective = "activation_checkpoint.selective_ac_option"
-    assert load("baseline", [], [f"{selective}=2"]).config.activation_checkpoint.selective_ac_option
+    keys = ["activation_checkpoint.mode=selective", f"{selective}=2"]
+    assert load("baseline", [], keys).config.activation_checkpoint.selective_ac_option == "2"
     assert selective in refused("baseline", [], [f"{selective}=0"])
     # a key that may be null is null
     assert load("baseline", [], ["data.subset=null"]).config.data.subset is None
@@ -274,6 +319,7 @@ def test_a_whole_section_of_another_release_is_answered_key_by_key(write):
         ("--step 5", "training.steps=5"),
         ("--metrics.enable_color_printing", "metrics.disable_color_printing"),
         ("--dataset 'a b'", "'training.dataset=a b'"),
+        ("--enable_profiling", "profiling.enable_profiling=true"),
     ],
 )
 def test_an_option_is_answered_with_the_key_that_it_means(words, key):
@@ -283,9 +329,29 @@ def test_an_option_is_answered_with_the_key_that_it_means(words, key):
     parser.add_argument("--out")
     for before, after in ([], ["baseline"]), (["baseline", "--out", "x"], []):
         with pytest.raises(InputError, match="unrecognized arguments") as error:
-            parser.parse([*before, *shlex.split(words), *after])
+            parser.parse_arguments([*before, *shlex.split(words), *after])
         assert f" {key}" in str(error.value)
         assert "--seeds" not in str(error.value)
+
+
+@pytest.mark.parametrize("command", OPTIONS_BY_COMMAND)
+def test_an_option_of_another_command_is_answered_with_that_command(command):
+    main = importlib.import_module(command).main
+    if command != "analysis.report":
+        with pytest.raises(InputError, match="--html is an option of .* -m analysis.report`"):
+            main(["--html"])
+    taken = [option for option in OPTIONS_BY_COMMAND[command] if option in help_of(main)]
+    assert taken == [*OPTIONS_BY_COMMAND[command]]
+
+
+def help_of(main) -> str:
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as text:
+        main(["-h"])
+    return text.getvalue()
+
+
+def test_an_option_without_a_value_is_answered_with_the_key_alone():
+    assert translate_option("--lr", None) == translate_option("--lr", "--out") == "optimizer.lr=…"
 
 
 def test_options_of_the_table_are_keys_and_are_translated_without_torch():
@@ -300,5 +366,18 @@ def test_a_command_without_keys_suggests_none():
     parser = CommandLine("analysis.report", "")
     parser.add_argument("--reference")
     with pytest.raises(InputError) as error:
-        parser.parse(["--steps", "5", "--referense", "x"])
+        parser.parse_arguments(["--steps", "5", "--referense", "x"])
     assert "training.steps" not in str(error.value) and "take --reference" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "end"),
+    [
+        ("training.steps=1e3", "got 1e3"),
+        ("quantize.linear.float8.filter_fqns=output", "write [output]"),
+    ],
+)
+def test_a_wrong_value_is_told_as_it_was_written(override, end):
+    with pytest.raises(InputError) as error:
+        recipes.load_recipe("tensorwise_fp8_compiled", ["cpu"], [override])
+    assert str(error.value).endswith(end)

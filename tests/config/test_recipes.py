@@ -11,11 +11,14 @@ import yaml
 
 from experiments import recipe
 from experiments.config import recipes, yaml_with_origins
-from experiments.config.recipes import changes, flat, load
+from experiments.config.recipes import flatten_sections, list_changes, load
 from models.errors import InputError
 
 FLOAT8 = "quantize.linear.float8"
-RECIPES, OVERLAYS = recipes.yaml_files(recipes.RECIPES), recipes.yaml_files(recipes.OVERLAYS)
+RECIPES, OVERLAYS = (
+    recipes.yaml_files(recipes.RECIPES),
+    recipes.yaml_files(recipes.OVERLAYS_FOLDER),
+)
 
 
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"base", "baseline"}))
@@ -24,16 +27,18 @@ def test_each_recipe_changes_what_its_file_says_and_marks_its_one_intervention(n
     marked = re.findall(r"^ *(\w+):.* # <- the intervention", text, re.MULTILINE)
     assert len(marked) == 1, "write ` # <- the intervention` behind the key that the recipe changes"
     recipe = load(name)
-    changed = {key for key, _, _ in changes(load(recipe.made.base).config, recipe.config)}
+    changed = {
+        key for key, _, _ in list_changes(load(recipe.provenance.base).config, recipe.config)
+    }
     assert marked[0] in ".".join(changed).split(".")
-    assert changed | {"base", "description"} == flat(yaml.safe_load(text)).keys()
+    assert changed | {"base", "description"} == flatten_sections(yaml.safe_load(text)).keys()
 
 
 # ---- the command ----
 
 
 def test_the_list_has_the_four_first_then_studies_and_overlays(capsys):
-    short = [*recipes.THE_FOUR, *recipes.yaml_files(recipes.STUDIES), *OVERLAYS]
+    short = [*recipes.FOUR_RECIPES, *recipes.yaml_files(recipes.STUDIES_FOLDER), *OVERLAYS]
     recipe.main(["list", "--all"])
     listed = re.findall(r"^  (\S+)", capsys.readouterr().out, re.MULTILINE)
     assert listed[: len(short)] == short and {*listed} == {*short, *RECIPES}
@@ -54,7 +59,7 @@ def test_show_begins_with_what_a_recipe_and_the_given_keys_change(capsys):
 
 
 def test_editors_find_the_schema():
-    schema = recipe.schema()
+    schema = recipe.make_schema()
     assert schema["required"] == ["description"] and "base" in schema["properties"]
     assert "attention_backend" in schema["$defs"]["Model"]["properties"]
     for path in RECIPES.values():
@@ -74,7 +79,7 @@ def write(tmp_path, monkeypatch):
     shutil.copytree(recipes.RECIPES, folder)
     monkeypatch.setattr(yaml_with_origins, "ROOT", tmp_path)
     monkeypatch.setattr(recipes, "RECIPES", folder)
-    monkeypatch.setattr(recipes, "OVERLAYS", folder / "overlays")
+    monkeypatch.setattr(recipes, "OVERLAYS_FOLDER", folder / "overlays")
     return lambda name, text: (folder / f"{name}.yaml").write_text(f"description: {name}\n{text}")
 
 

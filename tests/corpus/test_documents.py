@@ -1,13 +1,17 @@
 """Corpora of a user's files: paths as they stand, one column of any shard, and what is refused."""
 
 import os
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from experiments import data
-from experiments.corpus.tokens import prepare
+from experiments.corpus import documents
+from experiments.corpus.tokens import prepare_token_file
 from models.errors import InputError
 from tests.make_corpus import EOS, write_parquet
 
@@ -30,7 +34,7 @@ def refused(config, path=None) -> str:
     """The one sentence about what is wrong."""
     config.training.dataset_path = str(path) if path else config.training.dataset_path
     with pytest.raises(InputError) as error:
-        prepare(config)
+        prepare_token_file(config)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -41,7 +45,7 @@ def tokens_of(config, *columns) -> list[int]:
     os.makedirs(folder)
     for number, shard in enumerate(columns):
         pq.write_table(pa.table(shard), f"{folder}/{number}.parquet")
-    return prepare(config).tokens.tolist()
+    return prepare_token_file(config).tokens.tolist()
 
 
 # ---- paths ----
@@ -56,7 +60,7 @@ def test_a_path_is_no_pattern(config, tmp_path, name):
     write_parquet(tmp_path / name / "other.parquet", ["w4"])
     for given, tokens in ((f"{name}/{name}.parquet", [3, EOS]), (name, [3, EOS, 4, EOS])):
         config.training.dataset_path = str(tmp_path / given)
-        assert sorted(prepare(config).tokens.tolist()) == sorted(tokens)
+        assert sorted(prepare_token_file(config).tokens.tolist()) == sorted(tokens)
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
@@ -191,3 +195,21 @@ def test_text_that_is_not_utf8_is_refused(config):
     text = pa.Array.from_buffers(pa.string(), 1, binary.buffers())
     with pytest.raises(InputError, match="UTF-8"):
         tokens_of(config, {"text": text})
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (ConnectionError("Couldn't reach the hub"), "network"),
+        (TimeoutError("timed out"), "network"),
+        (FileNotFoundError("Dataset 'a/b' doesn't exist"), "correct the name"),
+        (ValueError("Unknown split"), "data.split"),
+        (KeyError("text"), "data.text_column"),
+    ],
+)
+def test_advice_for_a_dataset_of_the_hub_is_by_the_kind_of_error(error, fix, monkeypatch):
+    library = SimpleNamespace(load_dataset=Mock(side_effect=error))
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    with pytest.raises(InputError, match=fix) as refusal:
+        next(documents.read_hub("a/b", None, "train", "text"))
+    assert ("network" in str(refusal.value)) == (fix == "network")

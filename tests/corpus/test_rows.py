@@ -7,14 +7,14 @@ import torch
 
 from experiments import data
 from experiments.corpus import rows
-from experiments.corpus.tokens import prepare
+from experiments.corpus.tokens import prepare_token_file
 from tests.make_corpus import EOS, write_parquet
 
 IGNORE = -100
 
 
 def loader(config):
-    return rows.Loader(prepare(config), config)
+    return rows.BatchLoader(prepare_token_file(config), config)
 
 
 def take(batches, n) -> list:
@@ -27,7 +27,7 @@ def take(batches, n) -> list:
 
 def test_packed_rows_join_documents_and_shift_labels(config):
     write_parquet(config.training.dataset_path, ["w1 w2 w3", "w4 w5", "", None, "w6 w7 w8 </s>"])
-    file = prepare(config)
+    file = prepare_token_file(config)
     assert file.tokens.tolist() == [1, 2, 3, EOS, 4, 5, EOS, 6, 7, 8, EOS, EOS]
     assert file.documents.tolist() == [0, 4, 7, 12] and file.eos_id == EOS
     config.training.local_batch_size = 2
@@ -48,7 +48,7 @@ def test_padded_rows_hold_one_document_and_ignore_padding(config):
 
 
 def test_order_depends_on_seed_and_epoch_only(config):
-    n_rows = (len(prepare(config).tokens) - 1) // 4
+    n_rows = (len(prepare_token_file(config).tokens) - 1) // 4
     random_state = torch.get_rng_state()
     two_epochs = take(loader(config), 2 * n_rows)
     assert torch.equal(torch.get_rng_state(), random_state)  # which are the model's
@@ -59,8 +59,8 @@ def test_order_depends_on_seed_and_epoch_only(config):
 
 
 def test_a_process_reads_its_own_rows(config):
-    own = rows.Loader(prepare(config), config, lambda rows: itertools.islice(rows, 1, None, 3))
-    assert take(own, 3) == take(loader(config), 9)[1::3]
+    of_rank = rows.BatchLoader(prepare_token_file(config), config, rank=1, world_size=3)
+    assert take(of_rank, 3) == take(loader(config), 9)[1::3]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -74,7 +74,17 @@ def test_resume_goes_on_with_the_next_batch(config, num_workers):
     assert take(after, 5) == take(batches, 5) != take(loader(config), 5)
 
 
+@pytest.mark.parametrize(
+    ("steps", "reading"), [(6, "10.2% of them"), (90, "1.5 times over"), (4071, "69 times over")]
+)
+def test_how_much_of_the_data_a_run_reads_is_told(config, steps, reading):
+    config.training.steps = steps
+    file = prepare_token_file(config)
+    assert len(rows.Rows(file, config)) == 59
+    assert rows.describe_data(file, config).endswith(reading)
+
+
 def test_command_prepares_ahead_of_the_run(config, corpus_keys, capsys):
     command = ["prepare", "baseline", *corpus_keys, "training.seq_len=16", "--overlay", "cpu"]
     assert data.main(command) == 0
-    assert str(prepare(config).path) in capsys.readouterr().out
+    assert str(prepare_token_file(config).path) in capsys.readouterr().out

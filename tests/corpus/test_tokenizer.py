@@ -8,7 +8,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from experiments.corpus import tokens
-from experiments.corpus.tokens import prepare
+from experiments.corpus.tokens import prepare_token_file
 from models.errors import InputError
 
 # Special tokens and ordinary ones, as in the tokenizers of these models
@@ -39,7 +39,7 @@ def prepared(config, tmp_path, family, **configuration) -> str:
     for name, content in configuration.items():
         (tmp_path / f"model/{name}.json").write_text(json.dumps(content))
     config.model.hf_assets_path = str(tmp_path / "model")
-    file = prepare(config)
+    file = prepare_token_file(config)
     assert {*file.tokens[file.documents[1:] - 1].tolist()} == {file.eos_id}
     return tokenizer.id_to_token(file.eos_id)
 
@@ -47,7 +47,7 @@ def prepared(config, tmp_path, family, **configuration) -> str:
 def refused(config) -> str:
     """The one sentence about what is wrong."""
     with pytest.raises(InputError) as error:
-        prepare(config)
+        prepare_token_file(config)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -74,9 +74,9 @@ def test_tokenizer_config_names_it(config, tmp_path, form, token):
     eos_token = json.loads(json.dumps(form).replace("{}", token))
     tokenizer_config = {"eos_token": eos_token, "bos_token": None}
     assert prepared(config, tmp_path, QWEN, tokenizer_config=tokenizer_config) == token
-    folder = prepare(config).path
+    folder = prepare_token_file(config).path
     config.model.hf_assets_path += "/tokenizer.json"
-    assert prepare(config).path == folder
+    assert prepare_token_file(config).path == folder
 
 
 @pytest.mark.parametrize("content", [{}, {"eos_token": None}])
@@ -102,12 +102,12 @@ def test_it_enters_the_hash_only_where_earlier_versions_chose_another(config, tm
     def hashed(family, end_of_text=None) -> str:
         config.data.end_of_text = end_of_text
         prepared(config, tmp_path, family)
-        return prepare(config).path.name
+        return prepare_token_file(config).path.name
 
     assert hashed(QWEN) == hashed(QWEN, "<|endoftext|>") != hashed(QWEN, "<|im_end|>")
     assert hashed(GEMMA) == hashed(GEMMA, "<eos>") != hashed(GEMMA, "</s>")
     content = [2, tokens.open_corpus(config)[0], None, None]
-    content[2] = tokens.digest_of([tmp_path / "model/tokenizer.json"])
+    content[2] = tokens.hash_files([tmp_path / "model/tokenizer.json"])
     earlier = tokens.hashlib.blake2b(json.dumps(content).encode()).hexdigest()[:12]
     assert hashed(GEMMA, "</s>") == f"parquet-{earlier}" != hashed(GEMMA)
 
@@ -141,7 +141,7 @@ def test_a_wrong_name_is_answered_with_candidates(config, tmp_path):
         assert "data.end_of_text" in sentence and "[CLS], [SEP]" in sentence
         assert "</s>" not in sentence
     config.data.end_of_text = "[SEP]"
-    assert prepare(config).eos_id == 1
+    assert prepare_token_file(config).eos_id == 1
 
 
 # ---- of Hugging Face's hub ----
@@ -172,12 +172,12 @@ def hub(config, tmp_path, monkeypatch):
 def test_a_tokenizer_of_the_hub_has_its_configuration_there(config, hub, eos_token):
     if eos_token:
         (hub / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos_token}))
-    file = prepare(config)
+    file = prepare_token_file(config)
     assert Tokenizer.from_file(str(hub / "tokenizer.json")).id_to_token(file.eos_id) == (
         eos_token or "<eos>"
     )
     hub.rename(hub.with_name("offline"))
-    assert prepare(config).path == file.path
+    assert prepare_token_file(config).path == file.path
     config.data.end_of_text = "<bos>"
     assert "someone/model" in refused(config)
 
@@ -190,7 +190,7 @@ def test_offline_a_configuration_may_be_known_to_be_missing(config, hub, monkeyp
     assert "tokenizer_config.json of someone/model" in refused(config)
     missing = huggingface_hub._CACHED_NO_EXIST
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: missing)
-    assert prepare(config).eos_id == 1
+    assert prepare_token_file(config).eos_id == 1
 
 
 def test_an_earlier_choice_of_an_ordinary_token_is_not_used(config, hub, monkeypatch):
@@ -198,7 +198,7 @@ def test_an_earlier_choice_of_an_ordinary_token_is_not_used(config, hub, monkeyp
     earlier = "experiments.corpus.tokens.choose_end_of_text"
     with monkeypatch.context() as patch:
         patch.setattr(earlier, lambda tokenizer, config: "</s>")
-        patch.setattr(tokens, "special_tokens", lambda tokenizer: ["</s>"])  # not marked
-        file = prepare(config)
-    again = prepare(config)
+        patch.setattr(tokens, "list_special_tokens", lambda tokenizer: ["</s>"])  # not marked
+        file = prepare_token_file(config)
+    again = prepare_token_file(config)
     assert again.path == file.path and again.eos_id == 1 != file.eos_id

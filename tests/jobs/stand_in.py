@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from experiments.jobs.command import Stop, leave
+from experiments.jobs.command import StopRequest, exit_with
 from experiments.records.files import write_whole
 from experiments.records.run import METRICS, RECIPE, RUN_RECORD, LogInterval, read_log
 from models.errors import InputError
@@ -24,9 +24,9 @@ from tests.make_runs import intervals, record
 
 
 def main() -> int:
-    stop = Stop()
+    stop = StopRequest()
     stop.listen()
-    stop.deferred = True
+    stop.waits_for_step_end = True
     out = Path(sys.argv[1])
     keys = yaml.safe_load((out / RECIPE).read_text())
     steps = keys["training"]["steps"]
@@ -44,19 +44,19 @@ def main() -> int:
     made = len(read_log(out / METRICS))
     step_s = 0 if made else float(os.environ.get("STEP_S", 0))
     for line in intervals([0.1] * steps, [10.0] * steps, every=1)[made:]:
-        if stop.code:
+        if stop.exit_code:
             break
         time.sleep(step_s)
         LogInterval.model_validate(line).append_to(out / METRICS)
         if line["step"] == 12 and keys["name"] == os.environ.get("KILLED"):
             os.kill(os.getpid(), signal.SIGKILL)
-    if stop.code and keys["checkpoint"]["enable"]:
+    if stop.exit_code and keys["checkpoint"]["enable"]:
         checkpoint = out / f"checkpoint/step-{len(read_log(out / METRICS))}"
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / ".metadata").touch()
-    facts["status"] = "interrupted" if stop.code else "completed"
+    facts["status"] = "interrupted" if stop.exit_code else "completed"
     write_record(out, keys, end=datetime.now(UTC).isoformat(), **facts)
-    return stop.code
+    return stop.exit_code
 
 
 def write_record(out: Path, keys: dict, **facts) -> None:
@@ -64,4 +64,4 @@ def write_record(out: Path, keys: dict, **facts) -> None:
 
 
 if __name__ == "__main__":
-    leave(main)
+    exit_with(main)

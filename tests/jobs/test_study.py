@@ -3,7 +3,7 @@
 import pytest
 
 from experiments import study
-from experiments.config.recipes import THE_FOUR
+from experiments.config.recipes import FOUR_RECIPES
 from experiments.records.run import METRICS, RUN_RECORD, RunRecord, read_log
 from tests.runs import SMALL, call, losses_of
 
@@ -29,7 +29,7 @@ def four_way(tmp_path_factory):
 @pytest.fixture(scope="module")
 def runs(four_way):
     """The directory of each recipe's run."""
-    return {recipe: four_way[0] / recipe / "seed0" for recipe in THE_FOUR}
+    return {recipe: four_way[0] / recipe / "seed0" for recipe in FOUR_RECIPES}
 
 
 def test_every_run_is_in_the_table_and_its_records_are_complete(four_way, runs):

@@ -32,10 +32,12 @@ def write_study(folder: Path, *keys: str) -> None:
 
 
 def test_a_study_of_named_recipes():
-    assert study.load(["tensorwise_fp8_compiled", "baseline"]).reference == "baseline"
+    assert study.load_study_plan(["tensorwise_fp8_compiled", "baseline"]).reference == "baseline"
     pair = ["tensorwise_fp8_compiled", "baseline_compiled"]
-    assert {study.load(names).reference for names in (pair, pair[::-1])} == {"baseline_compiled"}
-    assert study.load(["rowwise_fp8_compiled"]).reference == "rowwise_fp8_compiled"
+    assert {study.load_study_plan(names).reference for names in (pair, pair[::-1])} == {
+        "baseline_compiled"
+    }
+    assert study.load_study_plan(["rowwise_fp8_compiled"]).reference == "rowwise_fp8_compiled"
 
 
 @pytest.mark.parametrize("command", ["{}", "baseline --overlay cpu --out {}"])

@@ -15,8 +15,9 @@ import torch
 from analysis import page
 from experiments import study
 from experiments.jobs import runner
-from experiments.jobs.command import BAD_INPUT, FOR_GOOD, Stop
-from experiments.jobs.runner import Job, run_all
+from experiments.jobs.command import EXIT_BAD_INPUT, EXIT_STOPPED, StopRequest
+from experiments.jobs.runner import RunProcess, run_all
+from models.errors import PYTHON
 from tests.runs import attempt_of, call, lines_of
 
 NAMES = ["baseline", "baseline_compiled"]
@@ -25,8 +26,8 @@ NAMES = ["baseline", "baseline_compiled"]
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Start a study of stand-ins in a folder; gives exit code and output."""
-    monkeypatch.setattr(runner, "COMMAND", "tests.jobs.stand_in")
-    monkeypatch.setattr(runner, "COMPILE_CACHES", {"TORCHINDUCTOR_CACHE_DIR"})
+    monkeypatch.setattr(runner, "RUN_MODULE", "tests.jobs.stand_in")
+    monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", {"TORCHINDUCTOR_CACHE_DIR"})
     monkeypatch.setattr(page, "page", Mock(return_value=""))  # which would draw for seconds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("STEP_S", "0.01")
@@ -39,12 +40,13 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     says how far each run is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(runner, "PROGRESS_INTERVAL_S", 0.0)
     monkeypatch.setenv("FAILING", "baseline")
     out = tmp_path / "study"
     code, printed = start("training.steps=90")
-    assert code == 1 and f".venv/bin/python -m experiments.study {out}" in printed
+    assert code == 1 and f"{PYTHON} -m experiments.study {out}" in printed
     assert "baseline seed 0: failed: error: no compiler" in printed
+    assert f"(log: {out}/baseline/seed0/log.txt)" in printed
     line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed
     assert printed.rindex("started on GPU") < printed.index("completed at step 90")
@@ -78,26 +80,36 @@ def test_a_second_ctrl_c_ends_the_runs_within_their_step(start, tmp_path, monkey
     monkeypatch.setenv("STEP_S", "60")
     monkeypatch.setattr(runner.time, "sleep", insist)
     code, printed = start()
-    assert code == FOR_GOOD and printed.count("interrupted") == 1
+    assert code == EXIT_STOPPED and printed.count("interrupted") == 1
     assert not lines_of(run)  # its step was not waited for
     assert not Path((run / "caches").read_text()).exists()
 
 
+def test_a_run_that_is_stopped_before_it_listens_was_not_killed(tmp_path, capsys):
+    run = RunProcess("a", tmp_path, "", 9)
+    (tmp_path / "log.txt").touch()
+    run.cache_folder = Mock()
+    run.process = Mock(poll=lambda: -signal.SIGTERM)
+    assert run.poll_and_report() and "killed by SIGTERM" in capsys.readouterr().out
+    runner._send_signal([run], signal.SIGTERM)
+    assert run.poll_and_report() and "killed" not in capsys.readouterr().out
+
+
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     (tmp_path / "file").touch()
-    runs = [Job("a", tmp_path / "file/run", "", 9) for _ in range(2)]
-    run_all(runs, Stop())
-    assert [run.code for run in runs] == [BAD_INPUT] * 2
+    runs = [RunProcess("a", tmp_path / "file/run", "", 9) for _ in range(2)]
+    run_all(runs, StopRequest())
+    assert [run.exit_code for run in runs] == [EXIT_BAD_INPUT] * 2
     assert capsys.readouterr().out.count("a: failed: [Errno 20] Not a directory") == 2
 
 
 def test_steps_are_counted_anew_where_a_run_begins_again(tmp_path, monkeypatch):
     """Of a run without checkpoints 40 steps were on record, and none is now."""
-    monkeypatch.setattr(runner, "COMMAND", "platform")  # which ends at once
-    monkeypatch.setattr(runner, "LINE_EVERY_S", 0.0)
-    run = Job("a", tmp_path / "run", "", 90, before=40)
-    run_all([run], Stop())
-    assert (run.code, run.before) == (0, 0)
+    monkeypatch.setattr(runner, "RUN_MODULE", "platform")  # which ends at once
+    monkeypatch.setattr(runner, "PROGRESS_INTERVAL_S", 0.0)
+    run = RunProcess("a", tmp_path / "run", "", 90, steps_before=40)
+    run_all([run], StopRequest())
+    assert (run.exit_code, run.steps_before) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,7 @@ def test_gpus_are_those_that_are_visible_and_there(visible, count, found, monkey
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    assert runner.gpus() == found
+    assert runner.list_visible_gpus() == found
 
 
 @pytest.mark.parametrize(
@@ -133,8 +145,8 @@ def test_on_grace_hopper_a_run_keeps_to_the_cores_and_memory_of_its_gpu(
         (tmp_path / f"node{number}").mkdir()
         (tmp_path / f"node{number}/cpulist").write_text("0-71\n" if number < 4 else "\n")
     program("numactl", line)
-    monkeypatch.setattr(runner, "NODES", tmp_path)
+    monkeypatch.setattr(runner, "MEMORY_NODES", tmp_path)
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2,1,0")
-    assert runner.binding("2") == near
+    assert runner.find_numa_command("2") == near

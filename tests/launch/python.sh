@@ -5,8 +5,8 @@ from experiments import study
 from experiments.jobs import command, runner
 import torch  # after the runner, which looks at the variables that torch sets
 torch.cuda.device_count = lambda: 4  # as many as Slurm gives, which has fake ones
-runner.COMMAND = "tests.jobs.stand_in"
-command.leave(study.main)'
+runner.RUN_MODULE = "tests.jobs.stand_in"
+command.exit_with(study.main)'
 if [ "$1 ${2-}" = "-m experiments.study" ]; then
   exec "$REAL_PYTHON" -c "$study" "${@:3}"
 fi

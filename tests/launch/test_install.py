@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from models import device
+from models import device, errors
 from tests import processes
 
 INSTALL = "launch/install.sh"
@@ -51,11 +51,14 @@ def install(tmp_path):
 
 
 @pytest.mark.slow
-def test_its_torch_and_all_it_has_are_kept_in_silence(install, tmp_path):
-    done = install()
+def test_a_torch_of_an_image_is_kept_in_silence_however_new_it_is(install, tmp_path):
+    version = "2.16.0a0+nv26.12"
+    done = install(torch=version)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-    assert "keeping this Python's torch 2." in done.stdout and len(done.stdout.splitlines()) == 2
+    assert f"keeping this Python's torch {version}" in done.stdout
+    assert len(done.stdout.splitlines()) == 2
     venv = tmp_path / "venv"
+    assert f"torch=={version}" in (venv / "keep-torch.txt").read_text()
     # from any folder: a notebook's is its own
     which = "import analysis, importlib.util; print(importlib.util.find_spec('torch').origin)"
     torch = processes.run([venv / "bin/python", "-c", which], cwd=tmp_path).stdout
@@ -64,21 +67,30 @@ def test_its_torch_and_all_it_has_are_kept_in_silence(install, tmp_path):
     assert "which is activated" in again.stdout
 
 
-@pytest.mark.slow
-def test_a_torch_of_an_image_is_kept_however_new_it_is(install, tmp_path):
-    version = "2.16.0a0+nv26.12"
-    done = install(torch=version)
-    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
-    assert f"keeping this Python's torch {version}" in done.stdout
-    assert f"torch=={version}" in (tmp_path / "venv/keep-torch.txt").read_text()
+def command_for(file: str, venv: Path) -> str:
+    """What gets that file's packages."""
+    return f"{venv}/bin/python -m pip install -r {file}"
 
 
 @pytest.mark.slow
 def test_an_older_torch_is_named_and_not_kept(install, tmp_path):
     """The environment needs one of its own, which no index has here."""
     done = install(torch="2.10.0a0+nv25.10")
+    venv = tmp_path / "venv"
     assert "torch 2.10.0a0+nv25.10 is older than 2.11" in done.stdout
-    assert done.returncode == 2 and not (tmp_path / "venv/keep-torch.txt").exists()
+    assert done.returncode == 2 and not (venv / "keep-torch.txt").exists()
+    assert not (venv / "installed").exists()
+    [sentence] = [line for line in done.stderr.splitlines() if "error: missing: torch" in line]
+    assert "torchtitan" in sentence and command_for("requirements.txt", venv) in sentence
+
+
+@pytest.mark.slow
+def test_missing_tools_are_named_and_a_study_needs_none(install, tmp_path):
+    venv = tmp_path / "venv"
+    assert install("pytest_timeout", "jupytext").returncode == 0 and (venv / "installed").exists()
+    file = "requirements-tools.txt"
+    said = processes.run([venv / "bin/python", "launch/missing.py", file], check=False).stdout
+    assert "pytest-timeout" in said and "jupytext" in said and command_for(file, venv) in said
 
 
 @pytest.mark.slow
@@ -98,26 +110,8 @@ def test_a_new_environment_on_a_gpu_gets_a_torch_that_was_tried(tmp_path, progra
 
     lines = (processes.ROOT / "constraints.txt").read_text().splitlines()
     [torch] = [Requirement(line).specifier for line in lines if line.startswith("torch")]
-    major, minor = device.NEWEST
+    major, minor = device.NEWEST_TORCH
     assert torch.contains(f"{major}.{minor}.1") and not torch.contains(f"{major}.{minor + 1}.0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("lacking", "file", "code"),
-    [
-        (("torchtitan", "tokenizers"), "requirements.txt", 2),
-        (("pytest_timeout", "jupytext"), "requirements-tools.txt", 0),  # a study needs no tools
-    ],
-)
-def test_what_is_missing_is_named_with_the_command_that_gets_it(
-    install, tmp_path, lacking, file, code
-):
-    venv = tmp_path / "venv"
-    assert install(*lacking).returncode == code and (venv / "installed").exists() == (not code)
-    said = processes.run([venv / "bin/python", "launch/missing.py", file], check=False).stdout
-    assert all(name.replace("_", "-") in said for name in lacking)
-    assert f"{venv}/bin/python -m pip install -r {file}" in said
 
 
 # ---- which torch, by pip's arguments ----
@@ -129,7 +123,8 @@ NO_DEVICES = "No devices were found"
 PYTHON = """
 for last; do :; done
 case "$1 $2" in
-  "-m venv") mkdir -p "$last/bin" "$last/lib/python3.11/site-packages"; cp "$0" "$last/bin/python";;
+  "-m venv") [ -z "$STOP" ] || { mkdir "$last"; echo Traceback >&2; kill -INT 0; exit 130; }
+    mkdir -p "$last/bin" "$last/lib/python3.11/site-packages"; cp "$0" "$last/bin/python";;
   "-m pip") echo "$*" >>pip.txt; exit ${PIP-0} ;;
   "-m experiments.recipe") echo "{"; exit ${SCHEMA-0} ;;
   -c*urlopen*) exit ${INDEX-0} ;;
@@ -271,6 +266,23 @@ def without(name: str, folders: list[str], place: Path) -> list[str]:
     return replaced
 
 
+# ---- the repository's path ----
+
+
+@pytest.mark.parametrize("name", ["my project", "anna's", "project_2"])
+def test_a_moved_repository_runs_the_code_of_its_new_path(project, name):
+    """And a path in which torch cannot compile is told."""
+    assert "warning" not in project("make install", GPU="0").stderr
+    project.folder = project.folder.rename(project.folder.with_name(name))
+    folder = project.folder
+    processes.run(["make", "help"], cwd=folder)
+    [code] = folder.glob(".venv/lib/*/site-packages/project.pth")
+    assert code.read_text() == f"{folder}\n"
+    processes.run(["touch", "requirements.txt"], cwd=folder)
+    done = processes.run(["make", "install"], cwd=folder, env=os.environ | {"GPU": "0"})
+    assert ("cannot compile" in done.stderr) == (name != "project_2")
+
+
 # ---- what is half there ----
 
 
@@ -284,6 +296,21 @@ def test_an_installation_whose_last_step_fails_is_made_again(project):
     assert schema.read_text() == "{\n" and installed.exists()
     again = project("make install", **environment)
     assert "Nothing to be done" in again.stdout
+
+
+def test_an_installation_that_ctrl_c_stops_leaves_nothing_half_made(project):
+    environment = {"GPU": "0"}
+    done = project("make install", STOP="yes", **environment)
+    assert done.returncode and "Traceback" not in done.stderr and "make install" in done.stderr
+    assert not (project.folder / ".venv").exists()
+    assert project("make install", **environment).returncode == 0
+
+
+@pytest.mark.parametrize(("index", "is_named"), [("0", True), ("1", False)])
+def test_the_origin_of_torch_is_told(project, index, is_named):
+    done = project(GPU="0", INDEX=index)
+    assert ("does not answer" in done.stdout) != is_named
+    assert ("--extra-index-url" in pip_of(project)) == is_named
 
 
 @pytest.mark.parametrize("lost", ["torch/nn/__init__.py", "torch-2.dist-info/RECORD", "python"])
@@ -330,11 +357,15 @@ def test_a_step_says_what_to_do_with_an_environment_that_is_half_there(project, 
     assert ("`rm -r .venv && make install`" in done.stderr) == (damage != "none")
 
 
-def test_a_package_that_lost_a_module_is_told_in_a_sentence(fails):
+def test_a_package_that_lost_a_module_is_told_in_a_sentence(fails, tmp_path, monkeypatch):
     def lacks(arguments: list[str]):
         [name] = arguments
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+    monkeypatch.setattr(errors, "ENVIRONMENT", tmp_path)
     assert "rm -r .venv && make install" in fails(lacks, "torch._inductor.lowering")
+    (tmp_path / "installed").touch()  # a whole environment, and another Python
+    sentence = fails(lacks, "torch")
+    assert f"{tmp_path}/bin/python" in sentence and "rm -r" not in sentence
     with pytest.raises(ModuleNotFoundError):  # a fault of the project
         fails(lacks, "experiments.typo")

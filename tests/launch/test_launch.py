@@ -3,13 +3,14 @@ overlay. Stand-ins train in the place of a study's runs."""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from experiments.config.recipes import THE_FOUR
+from experiments.config.recipes import FOUR_RECIPES
 from tests import processes
 from tests.launch.jobs import Job, on_slurm, record_of, slurm, steps_of, submit
 from tests.processes import ROOT
@@ -57,6 +58,8 @@ def test_measure_all_names_recipes_and_studies_that_exist():
     }
     printed = login(f"{MEASURE} --dry-run").stdout
     named = re.findall(r"-m experiments\.study ([^-\n]*)", printed)
+    for line in re.findall(r"^[^#].* -m .*$", printed, re.MULTILINE):  # what can be pasted
+        assert shutil.which(shlex.split(line)[0]), line
     assert named and set(re.split(r"\+\S+|\s", " ".join(named))) - {""} <= known
 
 
@@ -158,8 +161,8 @@ def jobs(slurm_folder) -> dict[str, Job]:
 def test_four_recipes_side_by_side_of_which_one_is_killed(jobs):
     job = jobs["four"]
     assert job.end() == "FAILED 1:0, 0 restarts"
-    ran = [record_of(job.run(f"{recipe}/seed0")) for recipe in THE_FOUR]
-    assert [(each.hardware.visible_devices, each.status) for each in ran] == [
+    ran = [record_of(job.run(f"{recipe}/seed0")) for recipe in FOUR_RECIPES]
+    assert [(each.last_attempt.hardware.visible_devices, each.status) for each in ran] == [
         ("0", "completed"), ("1", "running"), ("2", "completed"), ("3", "completed"),
     ]  # fmt: skip
     assert "baseline_compiled seed 0: killed by SIGKILL at step 12" in job.log()

@@ -27,12 +27,12 @@ def converted(
     model: nn.Module,
     recipe: str = "tensorwise",
     emulate: bool = False,
-    convert: Callable = float8.convert,
+    convert: Callable = float8.convert_linears,
 ) -> nn.Module:
     """`model` with its linear layers in FP8."""
     scaling = SCALINGS[recipe]
     names = frozenset(name for name, m in model.named_modules() if isinstance(m, nn.Linear))
-    fp8 = float8.Choice(recipe, scaling, names, float8.choose_matmul(scaling, emulate))
+    fp8 = float8.Float8Choice(recipe, scaling, names, float8.choose_matmul(scaling, emulate))
     if fp8.emulated and not emulate:
         pytest.skip(f"torch {torch.__version__} has no {recipe} FP8 operator here")
     convert(model, SimpleNamespace(fp8=fp8, config=Config()))

@@ -22,7 +22,7 @@ def eager_and_out(replacement, name: str, *operands, **options) -> torch.Tensor:
 def test_bf16_adds_up_in_float32_and_rounds_once(name):
     shape = (3, 33, 33) if "b" in name else (33, 33)
     operands = torch.randn(3 if "add" in name else 2, *shape).bfloat16()
-    product = eager_and_out(cpu_matmuls.in_float32, name, *operands)
+    product = eager_and_out(cpu_matmuls.multiply_in_float32, name, *operands)
     exact = getattr(torch, name)(*operands.double())
     assert product.dtype == torch.bfloat16
     torch.testing.assert_close(product, exact.bfloat16(), rtol=2**-7, atol=2**-10)
@@ -34,6 +34,8 @@ def test_fp8_off_onednn_is_exact(monkeypatch):
     a = torch.randn(48, 32).to(torch.float8_e5m2)
     b = torch.randn(64, 32).to(torch.float8_e4m3fn).t()
     options = {"out_dtype": torch.float32}
-    product = eager_and_out(cpu_matmuls.off_onednn, "_scaled_mm", a, b, half, half, **options)
+    product = eager_and_out(
+        cpu_matmuls.multiply_without_onednn, "_scaled_mm", a, b, half, half, **options
+    )
     torch.testing.assert_close(product, a.float() @ b.float() / 4, rtol=1e-5, atol=1e-5)
     assert switched == [False, True] * 2

@@ -11,7 +11,7 @@ from torchao.float8 import _inductor_patch
 from experiments.config import recipes
 from experiments.training.plan import plan
 from models import device, float8
-from models.architectures import build
+from models.architectures import build_model
 from models.float8 import EMULATED, OPERATOR, WITHOUT_ONEDNN
 from models.scaling import SCALINGS
 from tests.models.layers import layer, results
@@ -42,15 +42,15 @@ def test_emulation_rounds_alike(recipe):
 def test_a_cpu_multiplies_by_a_rule(sets, runs, emulate, how, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cpu")
     monkeypatch.setattr(device, "INSTRUCTION_SETS", sets)
-    monkeypatch.setattr(float8, "_cpu_takes_row_scales", lambda: runs)
+    monkeypatch.setattr(float8, "_cpu_has_row_scales", lambda: runs)
     matmul = float8.choose_matmul(SCALINGS["rowwise"], emulate)
-    assert matmul.how == how and matmul.why
+    assert matmul.kind == how and matmul.reason
 
 
 def test_a_grace_has_a_name(monkeypatch):
     core = "processor\t: 0\nFeatures\t: fp asimd evtstrm sve2 bf16\n\n"
     monkeypatch.setattr(Path, "read_text", lambda path: core)
-    assert device.instruction_sets() == ["asimd", "sve2", "bf16"]
+    assert device.read_instruction_sets() == ["asimd", "sve2", "bf16"]
     assert device.cpu_name() == platform.machine()
 
 
@@ -70,8 +70,8 @@ def test_each_recipe_in_fp8_compiles_without_minima_that_spoil_stores(monkeypatc
         for extreme in ("minimum", "maximum"):
             monkeypatch.setattr(TritonOverrides, extreme, staticmethod(lambda *_: "torch's own"))
         with torch.device("meta"):
-            model = build(recipe.config)
-        recipe.hook("convert", float8.convert)(model, plan(recipe))
+            model = build_model(recipe.config)
+        recipe.find_hook("convert", float8.convert_linears)(model, plan(recipe))
         assert "tl.where" in TritonOverrides.minimum("a", "b"), name
         assert "tl.where" in TritonOverrides.maximum("a", "b"), name
         in_fp8 += 1

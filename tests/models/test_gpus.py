@@ -80,26 +80,26 @@ def test_every_gpu_has_names_here():
 @pytest.mark.parametrize("name", names_of(VARIANTS))
 def test_another_variant_is_a_question(name):
     assert gpus.find(name) is None
-    explained = gpus.explain_unknown(name)
+    explained = gpus.explain_unknown_gpu(name)
     assert any(key in explained for key in gpus.GPUS) or "MIG" in explained
 
 
 @pytest.mark.parametrize("name", names_of(OTHERS))
 def test_other_gpus_are_unknown(name):
-    assert gpus.find(name) is None and gpus.old_chip(name) is None
-    assert "table" in gpus.explain_unknown(name)
+    assert gpus.find(name) is None and gpus.find_old_chip(name) is None
+    assert "table" in gpus.explain_unknown_gpu(name)
 
 
 @pytest.mark.parametrize("name", names_of(OLD))
 def test_gpus_without_fp8_units_are_known_by_their_chip(name):
-    assert gpus.old_chip(name)
+    assert gpus.find_old_chip(name)
     key = gpus.find(name)
     assert key is None or not gpus.GPUS[key].has_fp8_units
 
 
 def test_no_gpu_with_fp8_units_has_an_old_chip():
     for key, gpu in gpus.GPUS.items():
-        assert gpu.has_fp8_units == (gpus.old_chip(key) is None)
+        assert gpu.has_fp8_units == (gpus.find_old_chip(key) is None)
 
 
 def test_peaks_are_dense_ones():
@@ -115,4 +115,4 @@ def test_peaks_are_dense_ones():
 def test_a_run_has_no_peak_of_another_gpu(name, bf16, monkeypatch):
     monkeypatch.setattr(device, "TYPE", "cuda")
     monkeypatch.setattr(device, "name", lambda: name)
-    assert getattr(device.peak(), "bf16", None) == bf16
+    assert getattr(device.find_peak_rates(), "bf16", None) == bf16

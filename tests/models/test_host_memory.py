@@ -37,7 +37,7 @@ def allowed(tmp_path, monkeypatch):
             (folder / name).write_text(f"{limit}\n")
         monkeypatch.setattr(host_memory, "MOUNTS", mounts)
         monkeypatch.setattr(host_memory, "GROUPS", groups)
-        return host_memory.allowed_bytes()
+        return host_memory.allowed_memory_bytes()
 
     return call
 
@@ -47,6 +47,7 @@ def allowed(tmp_path, monkeypatch):
     [
         ("cgroup", "/", "/slurm/job_1", {f"slurm/job_1/{V1}": 600 << 20}, 600 << 20),
         ("cgroup2", "/", "/job", {f"job/{V2}": 600 << 20}, 600 << 20),
+        ("cgroup2", "/", "/job", {f"job/{V2}": "max", "job/memory.high": 6 << 20}, 6 << 20),
         # of a group around it, as Slurm's job around a step without a limit
         ("cgroup2", "/", "/job/step", {f"job/{V2}": 700 << 20, f"job/step/{V2}": "max"}, 700 << 20),
         ("cgroup", "/", "/a/b", {V1: UNLIMITED, f"a/{V1}": 5 << 20, f"a/b/{V1}": 9 << 20}, 5 << 20),
@@ -71,7 +72,7 @@ def test_the_smallest_limit_of_all_groups_counts(kind, root, group, limits, expe
 def test_a_machine_without_control_groups_has_its_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(host_memory, "MOUNTS", tmp_path / "none")
     monkeypatch.setattr(host_memory, "GROUPS", tmp_path / "none")
-    assert host_memory.allowed_bytes() == MACHINE
+    assert host_memory.allowed_memory_bytes() == MACHINE
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
@@ -79,7 +80,7 @@ def test_ulimit_counts(kind):
     """In another process, for the limit cannot be taken back."""
     code = (
         f"import resource; resource.setrlimit({int(kind)}, ({1 << 30}, {1 << 30})); "
-        "from models.host_memory import allowed_bytes; print(allowed_bytes())"
+        "from models.host_memory import allowed_memory_bytes; print(allowed_memory_bytes())"
     )
     answer = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
     assert int(answer) <= 1 << 30

@@ -10,7 +10,8 @@ import pytest
 from analysis.newest import PLACES
 from analysis.packed import read_packed_records, read_packed_runs
 from experiments.config import recipes
-from experiments.records.files import DiskFull, full_disk, write_whole
+from experiments.records import files
+from experiments.records.files import DiskFull, full_disk, make_run_folder, write_whole
 from experiments.records.run import (
     METRICS,
     PACKED_RUNS,
@@ -40,6 +41,13 @@ def test_every_kept_run_fits_the_contract(folder, tmp_path):
         recipes.load(str(tmp_path / "recipe.yaml"))
 
 
+def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = {make_run_folder("baseline", 0) for _ in range(3)}
+    assert len({folder.parents[1] for folder in folders}) == 3
+    assert all(folder.parents[1].is_dir() for folder in folders)
+
+
 def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left")))
     with pytest.raises(DiskFull, match=f"{RUN_RECORD} needs 2 bytes"):
@@ -60,6 +68,13 @@ def test_a_full_disk_is_found_among_the_causes_of_an_error(error, tmp_path):
     outer.__cause__ = error
     sentence = full_disk(outer, [tmp_path])
     assert bool(sentence) == ("no number" not in str(error))
+
+
+def test_a_disk_with_plenty_of_room_is_not_named_as_the_full_one(tmp_path, monkeypatch):
+    error = RuntimeError("[Errno 28] No space left on device")
+    for free, is_named in ((10**6, True), (10**11, False)):
+        monkeypatch.setattr(files, "free_bytes", lambda place, free=free: free)
+        assert ("free" in full_disk(error, [tmp_path])) == is_named
 
 
 def test_windows_read_back_without_a_torn_last_line(tmp_path):

@@ -75,6 +75,32 @@ def test_only_checkpoints_are_deleted_and_the_newest_whole_one_is_loaded(run):
     assert all(file.exists() for file in mine) and not (folder / "step-7").exists()
 
 
+def test_a_checkpoint_that_lost_its_items_is_set_aside_and_not_searched_for(run):
+    """Nor is a folder of another name loaded, as torchtitan would."""
+    run.save(4)
+    folder = Path(run.folder)
+    [items] = folder.glob("step-4/*.distcp")
+    items.rename(folder.parent / "x.distcp")
+    (folder / "my-step-9").mkdir()
+    (folder / "my-step-9" / METADATA).write_bytes(b"x")
+    step, [sentence] = newest(run)
+    assert step == 0 and "damaged" in sentence
+    assert not run.load(step)
+
+
+def test_first_weights_are_loaded_beside_other_files(run, tmp_path):
+    """torchtitan would begin with random weights, because the run's folder is there."""
+    first = {"model": run.states["model"].state_dict()["weight"].clone()}
+    run.save(2)
+    Path(run.folder, "step-2").rename(tmp_path / "first")
+    Path(run.folder, "notes.txt").touch()
+    with torch.no_grad():
+        run.states["model"].model[0].weight.zero_()
+    run.initial_load_path = str(tmp_path / "first")
+    assert newest(run)[0] == 0 and run.load(0)
+    assert run.states["model"].state_dict()["weight"].equal(first["model"])
+
+
 def test_a_whole_checkpoint_that_lacks_a_state_is_an_error(run):
     run.save(4)
     run.states["more"] = {"value": 1}
@@ -188,12 +214,12 @@ def test_a_whole_checkpoint_of_an_unknown_torch_is_kept(run):
 def test_a_completed_run_keeps_a_checkpoint_that_was_asked_for(overlays, keys, is_kept, tmp_path):
     """Not one of an overlay alone; a resolved recipe still knows."""
     recipe = recipes.load("baseline", overlays, keys)
-    assert recipe.made.overlay_checkpoints != is_kept
+    assert recipe.provenance.overlay_checkpoints != is_kept
     (tmp_path / "recipe.yaml").write_text(recipes.to_yaml(recipe))
     again = recipes.load(str(tmp_path / "recipe.yaml"))
-    assert again.made.overlay_checkpoints != is_kept
+    assert again.provenance.overlay_checkpoints != is_kept
     asked = recipes.load(str(tmp_path / "recipe.yaml"), [], ["checkpoint.enable=true"])
-    assert not asked.made.overlay_checkpoints
+    assert not asked.provenance.overlay_checkpoints
 
 
 def test_a_run_deletes_checkpoints_of_an_overlay_at_its_end(tmp_path, run_here):

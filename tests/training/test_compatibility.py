@@ -6,11 +6,11 @@ import pytest
 from experiments.config import recipes
 from experiments.training.plan import plan
 from models.errors import InputError
-from tests.generated.compatibility import cells
 from tests.runs import TINY, attempt_of, proof_of, proves_its_fp8
+from tools.compatibility import list_cells
 
-CELLS = {f"{cell.recipe} with {cell.pairing}": cell for cell in cells()}
-REFUSED = [name for name, cell in CELLS.items() if cell.refused]
+CELLS = {f"{cell.recipe} with {cell.pairing}": cell for cell in list_cells()}
+REFUSED = [name for name, cell in CELLS.items() if cell.refusal]
 QUICK = [*TINY, "model.sizes.n_layers=1", "compile.enable=false", "compile.backend=aot_eager"]
 QUICK += ["metrics.enable_tensorboard=false"]  # inductor's code is that of tests/jobs/test_study.py
 
@@ -19,7 +19,7 @@ def load(name: str) -> recipes.Recipe:
     return recipes.load(CELLS[name].recipe, ["cpu"], [*QUICK, *CELLS[name].keys])
 
 
-ALONE = [name for name in CELLS if name not in REFUSED and not load(name).hooks("processes")]
+ALONE = [name for name in CELLS if name not in REFUSED and not load(name).find_hooks("processes")]
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -35,4 +35,4 @@ def test_what_works_trains_and_proves_its_fp8(name, run_here, tmp_path):
 def test_what_is_refused_is_refused_with_its_sentence(name):
     with pytest.raises(InputError) as error:
         plan(load(name))
-    assert CELLS[name].refused in str(error.value)
+    assert CELLS[name].refusal in str(error.value)

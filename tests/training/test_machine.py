@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -41,20 +42,20 @@ LIST = (
 )
 def test_nvidia_smi_is_read_by_the_form_of_its_answer(answer, values, program):
     program("nvidia-smi", f"printf '{answer}\\n'")
-    assert nvidia_smi.query(machine.ASKED, "GPU-1") == values
+    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1") == values
 
 
 @pytest.mark.parametrize("line", ["echo 580.65.06, 1980, 700; exit 18", "exec sleep 60"])
 def test_nvidia_smi_that_fails_or_never_answers_says_nothing(line, program, monkeypatch):
     monkeypatch.setattr(nvidia_smi, "TIMEOUT_S", 0.1)
     program("nvidia-smi", line)
-    assert nvidia_smi.query(machine.ASKED, "GPU-1") == [None] * 3
+    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1") == [None] * 3
     assert nvidia_smi.list_gpus() == []
 
 
 def test_the_named_gpu_is_asked_for(program):
     program("nvidia-smi", '[ "$3" = --id=GPU-1 ] && echo "580.65.06, 1980, 700"')
-    assert nvidia_smi.query(machine.ASKED, "GPU-1")[0] == "580.65.06"
+    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1")[0] == "580.65.06"
 
 
 def test_gpus_and_their_parts_are_listed_by_uuid(program):
@@ -245,6 +246,21 @@ def test_folders_for_compiled_code_are_tried(function, code, reason, tmp_path, m
     machine.check_units(plan(recipes.load("baseline", ["cpu"])))  # compiles nothing
 
 
+@pytest.mark.parametrize("letter", " '\"\t\\")
+def test_paths_that_the_compiler_would_split_are_refused(letter, tmp_path, monkeypatch):
+    folder = str(tmp_path / f"my{letter}project")
+    for variable in (*compilation.CACHE_VARIABLES, "TMPDIR"):
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=variable):
+            patch.setenv(variable, folder)
+            patch.setattr("tempfile.tempdir", None)
+            Path(folder).mkdir(exist_ok=True)
+            compilation.check_compilation()
+    monkeypatch.setattr(torch, "__path__", [f"{folder}/.venv/torch"])
+    with pytest.raises(InputError, match="move the repository"):
+        machine.check_units(plan(recipes.load_recipe("baseline_compiled", ["cpu"])))
+    machine.check_units(plan(recipes.load_recipe("baseline", ["cpu"])))  # compiles nothing
+
+
 def test_a_full_folder_for_temporary_files_is_found(tmp_path, monkeypatch):
     """Python takes another one by itself, and the compiler does not."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -263,9 +279,9 @@ def test_a_study_compiles_where_temporary_files_are(tmp_path, monkeypatch):
     from experiments.jobs import runner
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(runner, "COMPILE_CACHES", runner.CACHE_VARIABLES)
-    assert runner.compile_folders() == [str(tmp_path)]
-    monkeypatch.setattr(runner, "COMPILE_CACHES", set())
+    monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", runner.CACHE_VARIABLES)
+    assert runner.list_compile_folders() == [str(tmp_path)]
+    monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", set())
     for name in runner.CACHE_VARIABLES:
         monkeypatch.setenv(name, "/mine")
-    assert runner.compile_folders() == ["/mine", "/mine"]
+    assert runner.list_compile_folders() == ["/mine", "/mine"]

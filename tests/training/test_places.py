@@ -41,13 +41,13 @@ def test_each_rank_adds_its_machine_and_gpu(monkeypatch, gpu, uuids):
     monkeypatch.setattr(places, "machine_id", lambda: MACHINE)
     monkeypatch.setattr(places, "gpu_id", lambda: gpu)
 
-    def combine(table):
+    def all_reduce(table):
         assert not table[0].any()
         table[0, 15] = 3
         table[0, 31] = 5
         return table
 
-    assert places.of_all_ranks(combine) == {
+    assert places.of_all_ranks(all_reduce) == {
         "machines": [str(UUID(int=3)), str(MACHINE)],
         "gpus": uuids,
     }

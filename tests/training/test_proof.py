@@ -36,13 +36,13 @@ class Run:
         keys.recipe_name, keys.filter_fqns, keys.emulate = recipe, ["head"], emulate
         self.config.activation_checkpoint.mode = "none"
         self.config.training.local_batch_size, self.config.training.seq_len = 1, TOKENS
-        fp8 = float8.choose(self.model, keys)
+        fp8 = float8.choose_float8(self.model, keys)
         recipe = Recipe("test", "", self.config)
         self.plan = SimpleNamespace(
             recipe=recipe, config=self.config, fp8=fp8, passes=1, tokens=TOKENS
         )
         if convert:
-            float8.convert(self.model, self.plan)
+            float8.convert_linears(self.model, self.plan)
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0)
 
@@ -148,7 +148,7 @@ def test_one_matmul_in_bf16_fails(monkeypatch):
 def test_fp8_matmuls_in_bf16_steps_fail():
     run = Run()
     proof = run.proof()
-    proof.fp8 = float8.Choice()
+    proof.fp8 = float8.Float8Choice()
     with pytest.raises(ProofError, match="ran 2 instead of 0"), proof.profile(1):
         run.model(run.x)
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config import recipes
-from experiments.run import SPINS, main
+from experiments.run import OPENMP_SPINS, main
 from experiments.study import main as study_main
 from models import device
 from models.errors import InputError
@@ -20,7 +20,7 @@ def test_threads_share_the_cores_unless_the_user_chose(run_here, monkeypatch):
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     run_here("no_such_recipe")
-    assert os.environ.pop("GOMP_SPINCOUNT") == str(SPINS)
+    assert os.environ.pop("GOMP_SPINCOUNT") == str(OPENMP_SPINS)
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     run_here("no_such_recipe")
     assert "GOMP_SPINCOUNT" not in os.environ
@@ -62,7 +62,7 @@ def test_an_older_torch_is_refused(version, monkeypatch):
 def test_a_newer_torch_is_tried_with_a_warning(
     tmp_path, run_here, corpus_keys, capsys, monkeypatch
 ):
-    monkeypatch.setattr(device, "NEWEST", (2, 10))
+    monkeypatch.setattr(device, "NEWEST_TORCH", (2, 10))
     keys = ["--overlay", "cpu", *TINY, SMALLEST, *corpus_keys]
     assert run_here("baseline", *keys, "--out", tmp_path / "run") == 0
     assert re.search(r"WARNING torch: .* newer than 2\.10", (tmp_path / "run/log.txt").read_text())

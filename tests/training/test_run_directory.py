@@ -91,6 +91,13 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
     directory.finish(End("completed", 0))
     with pytest.raises(InputError, match="holds a completed run"):
         claim()
+    kept = unfinished / "checkpoint/step-2/.metadata"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    with pytest.raises(
+        InputError, match="cannot be made longer.*enable=true .*initial_load_path=.*step-2"
+    ):
+        attempt._claim(unfinished, steps=10**6)
 
 
 @pytest.mark.parametrize(("run", "folder"), [("alone", "alone"), ("study/recipe/seed0", "study")])

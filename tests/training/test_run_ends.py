@@ -4,22 +4,20 @@ and one on a GPU."""
 import errno
 import os
 import re
-import resource
 import signal
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
 
-from experiments.jobs.command import COME_BACK
+from experiments.jobs.command import EXIT_RESUME
 from experiments.records.files import FULL
 from experiments.records.run import read_log
 from experiments.run import main
 from experiments.training import checkpoint
 from experiments.training.trainer import Trainer
 from tests import processes
-from tests.runs import SMALLEST, TINY, attempt_of, kill, lines_of, losses_of, proof_of
+from tests.runs import SMALLEST, TINY, attempt_of, kill, lines_of, losses_of, proof_of, room_for
 
 OVERLAY = ["--overlay", "cpu", *TINY, SMALLEST]
 # Run in a process of its own: a fork of one that has trained may not train with CUDA's torch
@@ -66,17 +64,6 @@ def train(run_here, tmp_path):
     return call
 
 
-@contextmanager
-def room_for(size: int):
-    """Let a limit on file sizes stand in for a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.slow
 def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
     tmp_path, train, run_here, fails, before_step
@@ -87,8 +74,8 @@ def test_a_run_that_is_stopped_in_every_way_is_one_that_is_not(
     keys = ["training.steps=12", "metrics.log_freq=3", "checkpoint.enable=true"]
     keys += ["checkpoint.interval=4", "checkpoint.keep_latest_k=2", "checkpoint.async_mode=async"]
 
-    before_step(1, lambda trainer: setattr(trainer.stop, "code", COME_BACK))
-    assert train(*keys) == COME_BACK
+    before_step(1, lambda trainer: setattr(trainer.stop, "exit_code", EXIT_RESUME))
+    assert train(*keys) == EXIT_RESUME
 
     command = [sys.executable, "-c", KILLED_IN_STEP_7, "baseline", *OVERLAY, "--out", out, *keys]
     assert processes.run(command, check=False).returncode == -signal.SIGKILL

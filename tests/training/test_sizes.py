@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiments.config import recipes
-from experiments.jobs.command import Stop
+from experiments.jobs.command import StopRequest
 from experiments.training import attempt, sizes
 from experiments.training.plan import plan
 from models import device
@@ -165,7 +165,9 @@ def test_overlays_of_the_run_stay(gpu):
 def test_a_run_that_ran_out_of_memory_is_told_the_next_size(overlays, free, said, gpu, tmp_path):
     gpu(free)
     planned = plan(recipes.load("baseline", overlays))
-    end = attempt._end(torch.OutOfMemoryError("CUDA out of memory"), Stop(), planned, tmp_path)
+    end = attempt._end(
+        torch.OutOfMemoryError("CUDA out of memory"), StopRequest(), planned, tmp_path
+    )
     assert f"{free}.0 GiB free (79.0 GiB in all)" in end.error or free == 79
     assert end.status == "failed" and said in end.error and "out of memory" in end.error
 

@@ -11,11 +11,10 @@ import pytest
 from experiments.config import recipes
 from experiments.training.plan import plan
 from extensions.decide import __main__ as decide
-from extensions.decide import answer, measure, read
+from extensions.decide import answer, fit, measure, read
+from extensions.decide.fit import HERE
 from extensions.decide.model import MODELS, read_model, sizes
-from extensions.decide.tests import fit
-from extensions.decide.tests.fit import HERE
-from models.architectures import architectures
+from models.architectures import list_architectures
 from models.gpus import GPUS
 from tests.processes import ROOT, run
 
@@ -373,7 +372,7 @@ def test_names_as_people_write_them(names):
 
 def test_the_table_of_models_is_that_of_the_recipes():
     flavors = {}
-    for architecture in architectures():
+    for architecture in list_architectures():
         flavors |= architecture.flavors
     named = {entry.get("flavor") for entry in MODELS["models"].values()} - {None}
     assert {name for name in flavors if not re.search("cpu|layers", name)} <= named

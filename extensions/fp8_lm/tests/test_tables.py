@@ -8,19 +8,19 @@ from analysis.comparison import compare
 from analysis.study import read_study
 from extensions.fp8_lm import tables
 
-KEPT = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def test_optimizer_states_and_what_they_do_to_the_loss():
-    kept = read_study(KEPT / "precision_decoupling" / "cpu_2026-11-22_torch2.13.0")
-    table = tables.optimizer_states(compare(kept))
+    study = read_study(RESULTS / "precision_decoupling" / "cpu_2026-11-22_torch2.13.0")
+    table = tables.optimizer_states(compare(study))
     assert table.loc["baseline"].tolist()[:4] == ["bfloat16", "bfloat16", "bfloat16", "none"]
-    *dtypes, size, loss, above, paper = table.loc["fp8_optimizer"]
+    *dtypes, size, loss, difference, paper = table.loc["fp8_optimizer"]
     assert [*dtypes, paper] == ["bfloat16", "E4M3", "float16", "float16", "equal"]
-    assert (size, loss, above) == pytest.approx((7, 5.2315, 0.0009), abs=2e-4)
+    assert (size, loss, difference) == pytest.approx((7, 5.2315, 0.0009), abs=2e-4)
 
 
-def test_what_is_sent_beside_bf16():
-    kept = read_study(KEPT / "fp8_lm" / "cpu_2026-11-23_torch2.13.0")
-    sent = tables.levels(compare(kept)).loc["fp8_lm", :"sent, to bf16"]
-    assert sent.tolist() == [12.591616, 5.3274, "-55%"]
+def test_levels_count_what_is_sent_compared_to_bf16():
+    study = read_study(RESULTS / "fp8_lm" / "cpu_2026-11-23_torch2.13.0")
+    row = tables.levels(compare(study)).loc["fp8_lm", :"sent, to bf16"]
+    assert row.tolist() == [12.591616, 5.3274, "-55%"]

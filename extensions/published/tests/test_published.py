@@ -13,21 +13,22 @@ from tests.make_runs import write_lines
 
 
 def write_log(path, seconds) -> None:
-    """Write a log: a line at step 1, then every 5, of 4,096 tokens a step; `seconds` since the line
-    before; of the second line's tokens 45 % are not padding, of the others' 20 %."""
-    lines, before = [], 0
+    """Write a log: a line at step 1, then every 5, of 4,096 tokens a step; `seconds` since the
+    previous line. In the second line 45 % of the tokens are not padding, else 20 %."""
+    lines = []
+    previous_step = 0
     for number, duration in enumerate(seconds):
         step = max(1, 5 * number)
         lines.append({
             "timestamp": "2025-05-25 10:16:09",
             "step": step,
             "loss": 12 - step / 100,
-            "tokens_per_second": (step - before) * 4096 / duration,
+            "tokens_per_second": (step - previous_step) * 4096 / duration,
             "time_delta": duration,
             "training_tokens_percentage": 45.0 if number == 1 else 20.0,
             "learning_rate": 5e-5,
         })  # fmt: skip
-        before = step
+        previous_step = step
     write_lines(path, lines)
 
 
@@ -58,8 +59,8 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
     assert "starts with training, not with the process" in plots.lead(comparison).alternative
 
 
-def test_what_is_no_log_is_refused(tmp_path):
-    # Of this error an execution of notebooks makes a remark.
+def test_a_file_that_is_not_a_log_is_refused(tmp_path):
+    # An execution of notebooks reports this error and continues.
     with pytest.raises(NothingToShow, match="make lab"):
         read_published(tmp_path)
     (tmp_path / "other.jsonl").write_text("{}")
@@ -74,10 +75,10 @@ def test_what_is_no_log_is_refused(tmp_path):
 )
 def test_published_figures():
     comparison = compare(read_published())
-    runs = [of[0] for of in comparison.study.completed.values()]
+    runs = [runs_of_recipe[0] for runs_of_recipe in comparison.study.completed.values()]
     assert [round(tokens_per_s(run)) for run in runs] == [8123, 8777, 9280, 10898]
     assert [round(mfu(run), 3) for run in runs] == [0.423, 0.457, 0.484, 0.568]
     wall_s = [round(run.steps["elapsed"].max(), 1) for run in runs]
     assert wall_s == [504.7, 503.0, 575.1, 478.3]
-    steps = {recipe: finding.break_even.step for recipe, finding in comparison.findings.items()}
-    assert steps["tensorwise_fp8_compiled"] == 728 and steps["rowwise_fp8_compiled"] == 3851
+    assert comparison.findings["tensorwise_fp8_compiled"].break_even.step == 728
+    assert comparison.findings["rowwise_fp8_compiled"].break_even.step == 3851

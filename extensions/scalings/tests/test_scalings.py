@@ -10,28 +10,32 @@ import torch
 from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
-from extensions.scalings import SCALINGS, Keys, convert
-from extensions.scalings.layer import end_step, linear, round_blocks
-from extensions.scalings.tests import signal_to_noise as benchmark
+from extensions.scalings import SCALINGS, Section, convert, signal_to_noise
+from extensions.scalings.layer import end_step, round_blocks, scaled_linear
 from tests.models import layers
 from tests.models.layers import operands, results
 from tests.runs import SMALLEST, TINY, kill, losses_of
 
 E4M3 = torch.float8_e4m3fn
 F32 = torch.float32
-BY_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.by_blocks]
+WITH_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.has_blocks]
 
 
 def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
-    """One FP8 layer of a scaling of torchao's or of this extension, with the weight of
+    """Make one FP8 layer of a scaling of torchao's or of this extension, with the weight of
     `operands`."""
-    recipe, ours = (name, None) if name not in SCALINGS else ("tensorwise", name)
+    if name in SCALINGS:
+        recipe = "tensorwise"
+        section = Section(name, **keys)
+    else:
+        recipe = name
+        section = Section(None, **keys)
 
-    def of_recipe(model: nn.Module, plan) -> None:
-        plan.config.scalings = Keys(ours, **keys)
+    def convert_layer(model: nn.Module, plan) -> None:
+        plan.config.scalings = section
         convert(model, plan)
 
-    return layers.layer(recipe, dtype, emulate=name in BY_BLOCKS, convert=of_recipe)
+    return layers.layer(recipe, dtype, emulate=name in WITH_BLOCKS, convert=convert_layer)
 
 
 # ---- arithmetic ----
@@ -40,37 +44,37 @@ def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
 def test_blocks_are_those_of_torchaos_reference():
     """Smaller blocks at the end are as if zeros followed."""
     x = operands()[0][:, :144]
-    whole = nn.functional.pad(x, (0, 112, 0, 96))  # (256, 256)
-    for rows, matrix, (low, scales) in (
-        (1, x, blockwise.torch_blockwise_scale_act_quant_lhs(whole)),
-        (1, x.t(), [t.t() for t in blockwise.torch_blockwise_scale_act_quant_rhs(whole)]),
-        (128, x, blockwise.torch_blockwise_scale_weight_quant(whole)),
+    padded = nn.functional.pad(x, (0, 112, 0, 96))  # (256, 256)
+    for rows, matrix, (fp8, scales) in (
+        (1, x, blockwise.torch_blockwise_scale_act_quant_lhs(padded)),
+        (1, x.t(), [t.t() for t in blockwise.torch_blockwise_scale_act_quant_rhs(padded)]),
+        (128, x, blockwise.torch_blockwise_scale_weight_quant(padded)),
     ):
-        right = low.float() * scales.repeat_interleave(rows, 0).repeat_interleave(128, 1)
-        high, wide = matrix.shape
-        ours = round_blocks(matrix, rows, 128, "float32", E4M3)
-        assert torch.allclose(ours, right[:high, :wide], rtol=1e-6)
+        reference = fp8.float() * scales.repeat_interleave(rows, 0).repeat_interleave(128, 1)
+        m, n = matrix.shape
+        rounded = round_blocks(matrix, rows, 128, "float32", E4M3)
+        assert torch.allclose(rounded, reference[:m, :n], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "values", "weights"),
+    ("recipe", "block", "weight_block"),
     [("blockwise", (1, 128), (128, 128)), ("mxfp8", (1, 32), (1, 32))],
 )
-def test_the_three_matmuls(recipe, values, weights):
+def test_the_three_matmuls(recipe, block, weight_block):
     """Blocks lie along the sum of each matmul: in DeepSeek-V3 (arXiv 2412.19437) of weights in both
     directions, in MX (arXiv 2506.08027) not. The last ones are smaller."""
     x, weight, gradient = operands(F32)
 
-    def rounded(matrix: torch.Tensor, block: tuple[int, int] = values) -> torch.Tensor:
+    def round_matrix(matrix: torch.Tensor, block: tuple[int, int] = block) -> torch.Tensor:
         return round_blocks(matrix, *block, SCALINGS[recipe].scale, E4M3)
 
-    of = [  # left and right operand of each matmul, with the sum along its rows
-        (rounded(x), rounded(weight, weights)),
-        (rounded(gradient), rounded(weight.t(), weights)),
-        (rounded(gradient.t()), rounded(x.t())),
+    matmuls = [  # the operands of each, with the sum along their rows
+        (round_matrix(x), round_matrix(weight, weight_block)),
+        (round_matrix(gradient), round_matrix(weight.t(), weight_block)),
+        (round_matrix(gradient.t()), round_matrix(x.t())),
     ]
-    for (left, right), ours in zip(of, results(layer(recipe, F32)), strict=True):
-        assert torch.allclose(left @ right.t(), ours, rtol=1e-4, atol=1e-5 * ours.abs().max())
+    for (lhs, rhs), result in zip(matmuls, results(layer(recipe, F32)), strict=True):
+        assert torch.allclose(lhs @ rhs.t(), result, rtol=1e-4, atol=1e-5 * result.abs().max())
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
@@ -80,10 +84,13 @@ def test_compiled_is_eager(recipe):
     assert all(map(torch.equal, results(layer(recipe)), results(model)))
 
 
-@pytest.mark.parametrize(("recipe", "other"), [("tensorwise", "e4m3"), ("blockwise", "e5m2")])
-def test_gradients_in_another_format_than_the_scalings_own(recipe, other):
-    own, asked = results(layer(recipe)), results(layer(recipe, gradients=other))
-    assert torch.equal(own[0], asked[0]) and not torch.equal(own[1], asked[1])
+@pytest.mark.parametrize(
+    ("recipe", "gradient_format"), [("tensorwise", "e4m3"), ("blockwise", "e5m2")]
+)
+def test_gradients_in_another_format_than_the_scalings_own(recipe, gradient_format):
+    out, x_grad, _ = results(layer(recipe))
+    changed_out, changed_x_grad, _ = results(layer(recipe, gradients=gradient_format))
+    assert torch.equal(out, changed_out) and not torch.equal(x_grad, changed_x_grad)
 
 
 # ---- delayed ----
@@ -93,30 +100,31 @@ def test_delayed_scales_are_of_the_last_steps():
     """In the first step the scale is the step's own; after a jump values saturate for a step; after
     N steps it is forgotten."""
     model = layer("delayed", F32, history=2)
-    right = results(layer("tensorwise", F32))[0]
+    tensorwise_out = results(layer("tensorwise", F32))[0]
     outputs = []
     for factor in (1, 16, 1, 1, 1):
         outputs.append(results(model, factor)[0] / factor)
-        end_step(model, lambda values, how: values)
-    errors = [float((out - right).norm() / right.norm()) for out in outputs]
-    assert torch.equal(outputs[0], right) and torch.equal(outputs[4], right)
+        end_step(model, lambda values, operation: values)
+    norm = tensorwise_out.norm()
+    errors = [float((out - tensorwise_out).norm() / norm) for out in outputs]
+    assert torch.equal(outputs[0], tensorwise_out) and torch.equal(outputs[4], tensorwise_out)
     assert errors[1] > 0.1 and max(errors[2:4]) < 0.01
 
 
 def test_delayed_scales_are_those_of_all_processes():
     model = layer("delayed")
     model[0].largest_values[:, 0] = torch.tensor([1.0, 5, 3])
-    end_step(model, lambda values, how: torch.maximum(values, torch.full_like(values, 2)))
+    end_step(model, lambda values, operation: torch.maximum(values, torch.full_like(values, 2)))
     assert model[0].largest_values[:, 1].tolist() == [2, 5, 3]
 
 
-def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
+def test_delayed_scales_resume_from_a_checkpoint(run_here, tmp_path):
     keys = ["--overlay", "cpu", *TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
     keys += ["lr_scheduler.total_steps=4", "lr_scheduler.warmup_steps=2"]
 
     def run(out: str, steps: int) -> list[float]:
-        more = [f"training.steps={steps}", "--out", tmp_path / out]
-        assert run_here("scaling_delayed", *keys, *more) == 0
+        out_keys = [f"training.steps={steps}", "--out", tmp_path / out]
+        assert run_here("scaling_delayed", *keys, *out_keys) == 0
         return losses_of(tmp_path / out)
 
     run("parts", 2)
@@ -129,16 +137,17 @@ def test_delayed_scales_go_on_across_a_checkpoint(run_here, tmp_path):
 
 @pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
 def test_the_experiment_rounds_as_torchao(name):
-    multiply = partial(linear, scaling=benchmark.COMPARED[name])
-    found = benchmark.three_matmuls(multiply, *operands(F32)).values()
-    for ours, torchaos in zip(found, results(layers.layer(name, F32, emulate=True)), strict=True):
-        assert torch.allclose(ours, torchaos, rtol=1e-4, atol=1e-5 * ours.abs().max())
+    multiply = partial(scaled_linear, scaling=signal_to_noise.COMPARED[name])
+    matmuls = signal_to_noise.three_matmuls(multiply, *operands(F32)).values()
+    torchao_results = results(layers.layer(name, F32, emulate=True))
+    for result, torchao_result in zip(matmuls, torchao_results, strict=True):
+        assert torch.allclose(result, torchao_result, rtol=1e-4, atol=1e-5 * result.abs().max())
 
 
 def test_finer_scales_keep_more_under_outliers(monkeypatch, tmp_path, flavors):
-    monkeypatch.setattr(benchmark, "FACTORS", [2**16])
+    monkeypatch.setattr(signal_to_noise, "FACTORS", [2**16])
     keys = ["model.sizes={n_layers: 1}", "training.seq_len=64", "training.steps=1"]
-    assert benchmark.main(str(tmp_path / "snr.json"), *keys) == 0
+    assert signal_to_noise.main(str(tmp_path / "snr.json"), *keys) == 0
     rows = pd.DataFrame(json.loads((tmp_path / "snr.json").read_text())["stress"])
-    kept = rows[rows["stress"] == "outliers"].set_index("scaling")["snr_db"].str["output"]
-    assert kept[["tensorwise", "rowwise", "blockwise", "mxfp8"]].is_monotonic_increasing
+    snr_db = rows[rows["stress"] == "outliers"].set_index("scaling")["snr_db"].str["output"]
+    assert snr_db[["tensorwise", "rowwise", "blockwise", "mxfp8"]].is_monotonic_increasing

@@ -6,16 +6,16 @@ longer than a run.
 
 import json
 import os
+import socket
 import sys
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
 from experiments.config import recipes
-from experiments.jobs.command import code_of
+from experiments.jobs.command import run_command
 from experiments.run import main
 from experiments.training.plan import plan
-from extensions.sharded.ranks import reserved_port, variables
 from tests import processes
 
 
@@ -31,9 +31,19 @@ def fork(rank: int, count: int, runs: list[tuple[int, list[str]]]) -> int:
     if child:
         return child
     for port, arguments in runs:
-        os.environ.update(variables(rank, count, port))
-        code_of(partial(main, arguments))
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        run_command(partial(main, arguments))
     os._exit(0)
+
+
+def reserve_port() -> socket.socket:
+    """Bind a port that rank 0 can listen on and that Linux gives to nobody else until the socket is
+    closed."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+    reserved.bind(("", 0))
+    return reserved
 
 
 if __name__ == "__main__":
@@ -43,7 +53,7 @@ if __name__ == "__main__":
         count = plan(recipes.load(recipe, ["cpu"], keys)).world_size
         of_as_many[count].append([recipe, "--overlay", "cpu", "--out", f"{folder}/{name}", *keys])
     for count, runs in sorted(of_as_many.items()):
-        sockets = [reserved_port() for _ in runs]
+        sockets = [reserve_port() for _ in runs]
         ports = [socket.getsockname()[1] for socket in sockets]
         ported = list(zip(ports, runs, strict=True))
         for child in [fork(rank, count, ported) for rank in range(count)]:

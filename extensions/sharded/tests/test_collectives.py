@@ -20,7 +20,7 @@ from experiments.training.plan import plan
 from experiments.training.proof import Proof, ProofError
 from extensions.sharded import collectives
 from models import float8
-from models.architectures import build, parallelize
+from models.architectures import build_model, parallelize_model
 
 EACH, RESHARD = "tensorwise_fp8_allgather_amax_each", "parallelism.fsdp_reshard_after_forward"
 LAYERS = 7  # linear ones of the model's one block
@@ -42,9 +42,9 @@ def profile_step(name: str, override: str, ranks: int = 2) -> dict:
             cp=1, tp=1, pp=1, ep=1, etp=1, world_size=ranks,
         )  # fmt: skip
         dims.build_mesh()
-        model = build(config).bfloat16()
-        float8.convert(model, planned)
-        model = parallelize(model, dims, config, planned.recipe.hook("parallelize"))
+        model = build_model(config).bfloat16()
+        float8.convert_linears(model, planned)
+        model = parallelize_model(model, dims, config, planned.recipe.find_hook("parallelize"))
         proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))
         with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.records.run import RUN_RECORD, RunRecord
 from extensions.sharded.tests import forked
-from tests.generated.compatibility import cells
 from tests.runs import SMALLEST, TINY, lines_of, losses_of, proves_its_fp8
+from tools.compatibility import list_cells
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +20,8 @@ TIED += ["training.dtype=float32", "training.mixed_precision_param=float32"]
 TIED += ["checkpoint.enable=true", "checkpoint.interval=2"]
 SEVERAL = {
     f"{cell.recipe} with {cell.pairing}": (cell.recipe, ["model.sizes.n_layers=1", *cell.keys])
-    for cell in cells()
-    if not cell.refused and "sharded.processes" in str(cell.keys)
+    for cell in list_cells()
+    if not cell.refusal and "sharded.processes" in str(cell.keys)
 }
 SEVERAL["three"] = ("tensorwise_fp8_compiled", [BY_THREE, GATHER, "sharded.processes=3"])
 

@@ -1,6 +1,6 @@
 """Fit the estimate to published pairs, and say how wrong it is on unseen sources.
 
-    python -m extensions.decide.tests.fit    # writes fitted.yaml and left_out.png
+    python -m extensions.decide.fit    # writes fitted.yaml and left_out.png
 
 A pair has training speeds in bf16 and FP8 that others measured side by side: speedups.yaml.
 
@@ -19,9 +19,9 @@ from extensions.decide import read
 from extensions.decide.model import HEAD
 from extensions.decide.training import parts, share_of
 from models.flops import Sizes
-from models.gpus import GPUS, chip, find
+from models.gpus import GPUS, find, get_chip
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 SPEEDUPS = read("speedups.yaml")  # its fields are explained there
 
 
@@ -64,7 +64,7 @@ def published() -> pd.DataFrame:
         for pair in table.itertuples()
     ]
     return table.assign(
-        chip=table.gpu.map(chip, na_action="ignore"),
+        chip=table.gpu.map(get_chip, na_action="ignore"),
         parameters=table.billions * 1e9,
         step_tokens=table.batch * table.seq_len,
         speed_up=ratio.where(~table.lower_is_better, 1 / ratio),

@@ -1,11 +1,11 @@
-"""Execute the notebooks, each from its own folder: `make notebooks`.
+"""Execute the notebooks, each from its folder: `make notebooks`.
 
-    python -m tests.generated.notebooks four_way
+    python -m tools.notebooks four_way
 
 The core's notebooks are in analysis/notebooks/, an extension's is extensions/NAME/notebook.py. The
-source of a notebook is its .py (jupytext's percent format). The executed .ipynb beside it is
-generated, with its figures and without timestamps, so that the same runs give the same file. A
-notebook whose data are not here is left as it is.
+source of a notebook is its .py (jupytext's percent format). The executed .ipynb next to it is
+generated, with its figures and without timestamps, so that equal runs give equal files. A notebook
+whose data are missing stays as it is.
 """
 
 import os
@@ -23,15 +23,14 @@ for source in sorted(ROOT.glob("extensions/*/notebook.py")):
     NOTEBOOKS[source.parent.name] = source
 
 
-def execute(name: str) -> nbformat.NotebookNode:
-    """Run a notebook in its own folder and return it with its outputs.
+def execute_notebook(name: str) -> nbformat.NotebookNode:
+    """Run a notebook in its folder and return it with its outputs.
 
-    The notebook shows the runs in the environment variable RUNS, or else the kept ones, not
-    somebody's newest.
+    The notebook shows the runs in the environment variable RUNS, or else the runs under results/.
 
     Raises:
-        NothingToShow: what the notebook reads is not here.
-        nbclient.exceptions.CellExecutionError: a cell raised something else.
+        NothingToShow: the data of the notebook are missing.
+        nbclient.exceptions.CellExecutionError: a cell raised another error.
     """
     source = NOTEBOOKS[name]
     notebook = jupytext.read(source)
@@ -40,9 +39,12 @@ def execute(name: str) -> nbformat.NotebookNode:
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{name}-{number}"
         cell.metadata = {}
-    where = {"metadata": {"path": source.parent}}
     client = NotebookClient(
-        notebook, timeout=120, record_timing=False, coalesce_streams=True, resources=where
+        notebook,
+        timeout=120,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": source.parent}},
     )
     try:
         client.execute(env={"RUNS": KEPT} | os.environ)
@@ -56,10 +58,10 @@ def execute(name: str) -> nbformat.NotebookNode:
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or NOTEBOOKS:
-        kept = NOTEBOOKS[name].with_suffix(".ipynb")
-        place = kept.relative_to(ROOT)
+        executed_file = NOTEBOOKS[name].with_suffix(".ipynb")
+        label = executed_file.relative_to(ROOT)
         try:
-            nbformat.write(execute(name), kept)
-            print(f"wrote {place}")
-        except NothingToShow as missing:
-            print(f"left as it is: {place}; {missing}")
+            nbformat.write(execute_notebook(name), executed_file)
+            print(f"wrote {label}")
+        except NothingToShow as error:
+            print(f"not written: {label}; {error}")

@@ -1,5 +1,6 @@
-"""Time bf16 matmuls of a CPU as PyTorch does them and in float32: `python -m
-tests.benchmarks.bf16_matmuls`.
+"""Time bf16 matmuls of a CPU as PyTorch does them and in float32:
+
+    python -m tools.benchmarks.bf16_matmuls
 
 Prints how many times faster float32 is at the shapes of the small model (1024 tokens): a row for
 each layer, with the output, the gradient of the input and the gradient of the weight. The ratios
@@ -15,20 +16,21 @@ import torch
 SHAPES = ((256, 256), (256, 768), (768, 256), (256, 4096))  # (features in, out)
 
 
-def times() -> torch.Tensor:
+def time_matmuls() -> torch.Tensor:
     """Time the matmuls of linear layers, the quickest of five calls each: (layers, 3), seconds."""
-    found = []
-    for features, out in SHAPES:
-        x, gradient = (torch.randn(1024, width).bfloat16() for width in (features, out))
-        weight = torch.randn(out, features).bfloat16()
+    seconds = []
+    for in_features, out_features in SHAPES:
+        x = torch.randn(1024, in_features).bfloat16()
+        gradient = torch.randn(1024, out_features).bfloat16()
+        weight = torch.randn(out_features, in_features).bfloat16()
         matmuls = [(x, weight.t()), (gradient, weight), (gradient.t(), x)]
-        found.append([min(repeat(partial(torch.mm, *pair), number=1)) for pair in matmuls])
-    return torch.tensor(found)
+        seconds.append([min(repeat(partial(torch.mm, *pair), number=1)) for pair in matmuls])
+    return torch.tensor(seconds)
 
 
 if __name__ == "__main__":
-    in_bf16 = times()
+    bf16_s = time_matmuls()
     import models.cpu_matmuls  # noqa: F401  # replaces the kernels
 
     print(f"torch {torch.__version__}, features in, out: {SHAPES}")
-    print(in_bf16 / times())
+    print(bf16_s / time_matmuls())

@@ -1,6 +1,6 @@
 """Draw lead.png, which the README shows, from the published logs.
 
-PUBLISHED_LOGS=FOLDER python -m extensions.published.tests.lead
+PUBLISHED_LOGS=FOLDER python -m extensions.published.lead
 """
 
 from pathlib import Path
@@ -10,5 +10,6 @@ from analysis.comparison import compare
 from extensions.published.logs import read_published
 
 if __name__ == "__main__":
-    figure = plots.panels([(plots.lead, compare(read_published()))], (8, 4))
-    Path(__file__).parents[1].joinpath("lead.png").write_bytes(plots.to_png(figure))
+    comparison = compare(read_published())
+    figure = plots.panels([(plots.lead, comparison)], (8, 4))
+    Path(__file__).with_suffix(".png").write_bytes(plots.to_png(figure))

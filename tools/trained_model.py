@@ -1,0 +1,32 @@
+"""Train a small model in this process, for experiments on its numbers."""
+
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+
+from torch import Tensor, nn
+
+from experiments.corpus.rows import BatchLoader, open_data
+from experiments.jobs.command import StopRequest
+from experiments.training.attempt import init_single_process
+from experiments.training.plan import Plan
+from experiments.training.trainer import Trainer
+
+
+def train_model(plan: Plan) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]:
+    """Train the run of a plan, without a run directory.
+
+    Returns:
+        The model, and batches that it was not trained on: inputs and labels, (rows, seq_len) each.
+    """
+    plan, _ = open_data(plan)
+    config = plan.config
+    init_single_process()
+    with TemporaryDirectory() as folder:
+        config.job.dump_folder = folder
+        trainer = Trainer(plan, StopRequest())
+        trainer.train()
+        trainer.close()
+    config.debug.seed += 1  # another seed draws other rows
+    loader = BatchLoader(plan.token_file, config)
+    batches = ((inputs["input"], labels) for inputs, labels in loader)
+    return trainer.model_parts[0], batches
