@@ -98,18 +98,8 @@ class Comparison:
     @property
     def best(self) -> Finding:
         """The FP8 recipe with the best outcome, of several the fastest; one without a name if there
-        is none.
-
-        On a CPU, whose speeds say nothing, it is the recipe whose loss is farthest from the
-        reference's.
-        """
+        is none."""
         found = [self.findings[recipe] for recipe in self.fp8 if recipe in self.findings]
-        if self.study.on_cpu:
-            return max(
-                found,
-                key=lambda each: abs(each.loss.difference) if each.loss.by_seed else -1,
-                default=Finding(),
-            )
         order = [*Outcome]
         return min(
             found,
