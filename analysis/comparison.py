@@ -181,7 +181,7 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
     loss = losses.verdict(runs, reference_runs, recipes_judged)
     unpaired = list(losses.no_pairs(started, reference_started))
     strange = list(losses.strange_parts(runs, reference_runs))
-    doubts = unpaired or strange + list(losses.anomalies(runs, reference_runs, loss))
+    doubts = unpaired or list(losses.anomalies(runs, reference_runs, loss, strange))
     lost = compare_lost_runs(study, recipe, reference, are_paired=not unpaired)
     doubts += lost.reasons
     if study.on_cpu:
