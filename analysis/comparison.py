@@ -98,18 +98,8 @@ class Comparison:
     @property
     def best(self) -> Finding:
         """The FP8 recipe with the best outcome, of several the fastest; one without a name if there
-        is none.
-
-        On a CPU, whose speeds say nothing, it is the recipe whose loss is farthest from the
-        reference's.
-        """
+        is none."""
         found = [self.findings[recipe] for recipe in self.fp8 if recipe in self.findings]
-        if self.study.on_cpu:
-            return max(
-                found,
-                key=lambda each: abs(each.loss.difference) if each.loss.by_seed else -1,
-                default=Finding(),
-            )
         order = [*Outcome]
         return min(
             found,
@@ -191,7 +181,7 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
     loss = losses.verdict(runs, reference_runs, recipes_judged)
     unpaired = list(losses.no_pairs(started, reference_started))
     strange = list(losses.strange_parts(runs, reference_runs))
-    doubts = unpaired or strange + list(losses.anomalies(runs, reference_runs, loss))
+    doubts = unpaired or list(losses.anomalies(runs, reference_runs, loss, strange))
     lost = compare_lost_runs(study, recipe, reference, are_paired=not unpaired)
     doubts += lost.reasons
     if study.on_cpu:

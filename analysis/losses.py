@@ -208,15 +208,22 @@ def count_diverged(runs: list[Run], reference_runs: list[Run]) -> int:
     return sum(run.ending == DIVERGED or is_far_at_end(run, completed) for run in runs)
 
 
-def anomalies(runs: list[Run], reference_runs: list[Run], judged: Verdict) -> Iterator[str]:
-    """Say what is odd about losses: far above or copied on the way, or apart at the end by more
-    than rounding explains."""
+def anomalies(
+    runs: list[Run], reference_runs: list[Run], judged: Verdict, strange: list[str]
+) -> Iterator[str]:
+    """Say what is odd about losses: far above, strange or copied on the way, or apart at the end by
+    more than rounding explains.
+
+    Args:
+        strange: what `strange_parts` says.
+    """
     for each, partners in (runs, reference_runs), (reference_runs, runs):
         for run in each:
             share = far_above(run, partners).mean()
             if share > OFTEN:
                 above = f"{FAR:.0%} above its partner's loss in {share:.0%} of its steps"
                 yield f"{run.name} is {above}"
+    yield from strange
     copied = apart(runs, reference_runs).where(by_seed(runs, "in_fp8")).eq(0).mean().max()
     if copied > COPIED:
         yield f"in {copied:.0%} of a run's steps both recipes have one loss, to the last bit"

@@ -274,10 +274,15 @@ class _Files(FileSystem):
                 yield stream
         except Exception as error:
             raise (stream.error or error) from None
+        if stream.error:
+            raise stream.error
 
 
 class _Stream(io.BufferedWriter):
-    """A file with a memory for the error of a write."""
+    """A file that remembers the first error of a write, and raises none.
+
+    torch.save reports an error of positions in its place, and that of torch 2.15 ends the process.
+    """
 
     error: OSError | None = None
 
@@ -285,8 +290,8 @@ class _Stream(io.BufferedWriter):
         try:
             return super().write(content)
         except OSError as error:
-            self.error = error
-            raise
+            self.error = self.error or error
+            return memoryview(content).nbytes
 
 
 # ---- reading checkpoints ----

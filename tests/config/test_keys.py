@@ -379,5 +379,5 @@ def test_a_command_without_keys_suggests_none():
 )
 def test_a_wrong_value_is_told_as_it_was_written(override, end):
     with pytest.raises(InputError) as error:
-        recipes.load_recipe("tensorwise_fp8_compiled", ["cpu"], [override])
+        recipes.load("tensorwise_fp8_compiled", ["cpu"], [override])
     assert str(error.value).endswith(end)

@@ -257,8 +257,8 @@ def test_paths_that_the_compiler_would_split_are_refused(letter, tmp_path, monke
             compilation.check_compilation()
     monkeypatch.setattr(torch, "__path__", [f"{folder}/.venv/torch"])
     with pytest.raises(InputError, match="move the repository"):
-        machine.check_units(plan(recipes.load_recipe("baseline_compiled", ["cpu"])))
-    machine.check_units(plan(recipes.load_recipe("baseline", ["cpu"])))  # compiles nothing
+        machine.check_units(plan(recipes.load("baseline_compiled", ["cpu"])))
+    machine.check_units(plan(recipes.load("baseline", ["cpu"])))  # compiles nothing
 
 
 def test_a_full_folder_for_temporary_files_is_found(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 and one on a GPU."""
 
 import errno
+import io
 import os
 import re
 import signal
@@ -164,14 +165,13 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, train, mode)
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_told_with_its_folder_and_sizes(tmp_path, train, monkeypatch, code):
-    """torch.save raises an error about positions in its place, after which a traceback says
-    nothing."""
+    """torch.save would raise an error about positions in its place, or end the process."""
 
-    def write(stream, content) -> int:
-        stream.error = OSError(code, os.strerror(code))
-        raise stream.error
+    class FullFile(io.FileIO):
+        def write(self, content) -> int:
+            raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(checkpoint._Stream, "write", write)
+    monkeypatch.setattr(checkpoint.io, "FileIO", FullFile)
     assert train("checkpoint.enable=true", "checkpoint.interval=2") == 1
     error = attempt_of(tmp_path / "run")["error"]
     assert FULL[code] in error and str(tmp_path / "run/checkpoint/step-2") in error
