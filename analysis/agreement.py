@@ -94,22 +94,22 @@ def contradictions(
     if math.isnan(ratio.low):
         yield different_places(runs, reference_runs)
     elif ratio.clear or ratio.as_fast:
-        found = other_ways(by, runs, reference_runs) | at_equal_places(runs, reference_runs, mixed)
-        found[TREND] = Ratio(ratio.mean / trend(runs, reference_runs))
-        # If the recipe is faster, only smaller ratios count; the trend and useful tokens always do.
+        ratios_by_way = other_ways(by, runs, reference_runs)
+        ratios_by_way |= at_equal_places(runs, reference_runs, mixed)
+        ratios_by_way[TREND] = Ratio(ratio.mean / trend(runs, reference_runs))
         if ratio.low > 1:
-            # Others may have been slowed down.
+            # Other runs of a recipe may have been slowed down.
             quickest = rate_table(runs)[MEAN].max() - rate_table(reference_runs)[MEAN].max()
-            found["by the quickest run of each"] = Ratio(math.exp(quickest))
-            # A larger lead of some steps or runs disappoints nobody.
-            found = {
-                way: each
-                for way, each in found.items()
-                if each.mean < ratio.mean or way in (TREND, f"by {USEFUL}")
-            }
-        unlike = [way for way in found if found[way].contradicts(ratio)]
-        for way in unlike[:MAX_REPORTED]:
-            yield f"{way} it has {found[way]} times the tokens/s"
+            ratios_by_way["by the quickest run of each"] = Ratio(math.exp(quickest))
+        differing = []
+        for way, way_ratio in ratios_by_way.items():
+            # Nobody minds a larger lead of some steps or runs, except by trend or useful tokens.
+            is_welcome = ratio.low > 1 and way_ratio.mean >= ratio.mean
+            if is_welcome and way not in (TREND, f"by {USEFUL}"):
+                continue
+            if way_ratio.contradicts(ratio):
+                differing.append(f"{way} it has {way_ratio} times the tokens/s")
+        yield from differing[:MAX_REPORTED]
     elif quick.low > 1 and not Ratio(quick.low).contradicts(quick):
         slow = longest_step(runs + reference_runs)
         yield f"slow steps hide its lead ({slow}): by {QUICK} it has {quick} times the tokens/s"

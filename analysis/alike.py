@@ -160,14 +160,17 @@ def is_compared(key: str, values: Counter, reference_values: Counter) -> bool:
     """Tell if a record is compared: names and folders are not, nor what a recipe does not know."""
     if key.startswith((*RUN_NAMES, *DERIVED)) or not values or not reference_values:
         return False
-    recorded = {*values, *reference_values} - {"none"}
-    return key in TOLD or not all(is_folder(key, value) for value in recorded)
+    recorded = values + reference_values
+    del recorded["none"]
+    if key in TOLD or not all(value.startswith(FOLDER) for value in recorded):
+        return True
+    # A file that several runs share can change the code or the speed; a log is a run's own
+    return any(is_file(path) and count > 1 for path, count in recorded.items())
 
 
-def is_folder(key: str, value: str) -> bool:
-    """Tell if a value is a folder. A variable may also name a file, which its ending shows."""
-    is_file = key.startswith("variables.") and Path(value).suffix[1:].isalpha()
-    return value.startswith(FOLDER) and not is_file
+def is_file(path: str) -> bool:
+    """Tell by its ending if a path names a file, as `/opt/libnccl-net.so.2` does."""
+    return any(suffix[1:].isalpha() for suffix in Path(path).suffixes)
 
 
 def are_packages_known(runs: list[Run]) -> bool:

@@ -1,8 +1,8 @@
 """Compare each recipe with its reference: one outcome, and the reasons limiting it.
 
 Rule 6: no cause (a crash, a divergence, a lost record) took more runs from a recipe than from its
-reference. Otherwise the runs that are left may be the lucky ones. What machines and people stop is
-told: they do not know the recipe.
+reference. Otherwise the runs that are left may be the lucky ones. Runs that a machine or a person
+stopped are mentioned only: the stop seldom depends on the recipe.
 """
 
 import re
@@ -182,13 +182,13 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
     unpaired = list(losses.no_pairs(started, reference_started))
     strange = list(losses.strange_parts(runs, reference_runs))
     doubts = unpaired or list(losses.anomalies(runs, reference_runs, loss, strange))
-    lost = compare_lost_runs(study, recipe, reference, are_paired=not unpaired)
-    doubts += lost.reasons
+    lost_runs = compare_lost_runs(study, recipe, reference, are_paired=not unpaired)
+    doubts += lost_runs.reasons
     if study.on_cpu:
         outcome = Outcome.CPU
-    elif breaches and (lost.diverges or speed.runs > 1):
+    elif breaches and (lost_runs.diverges or speed.runs > 1):
         outcome = Outcome.NO_VERDICT
-    elif lost.diverges:
+    elif lost_runs.diverges:
         outcome = Outcome.DIVERGED
     elif not runs or is_fp8(reference, reference_started):
         outcome = Outcome.NO_REFERENCE
@@ -204,15 +204,15 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
         break_even=break_even(runs, reference_runs, speed),
         # Speeds of a CPU say nothing, and neither does what contradicts them.
         reasons=breaches + ([] if study.on_cpu else speed.caveats) + doubts,
-        remarks=records.remarks + lost.remarks,
+        remarks=records.remarks + lost_runs.remarks,
     )
 
 
 def speed_outcome(speed: SpeedUp) -> Outcome:
     """Judge the speed alone: `YES` if the recipe is faster.
 
-    There is no plain answer, yes or no, while an honest way to count contradicts it. A difference
-    below 1 % may be that of two GPUs of one model.
+    An honest way to count that contradicts the ratio forbids a plain answer, yes or no. So does a
+    difference below 1 %, because two GPUs of one model differ as much.
     """
     ratio = speed.ratio
     slower = ratio.mean < 1 - SMALL
@@ -272,18 +272,18 @@ def compare_lost_runs(study: Study, recipe: str, reference: str, are_paired: boo
     """
     runs = study.started(recipe)
     reference_runs = study.started(reference)
-    lost = count_lost(runs, reference_runs if are_paired else [])
-    reference_lost = count_lost(reference_runs, runs if are_paired else [])
+    causes = count_lost(runs, reference_runs if are_paired else [])
+    reference_causes = count_lost(reference_runs, runs if are_paired else [])
     reasons = []
     remarks = []
-    for cause in lost - reference_lost:
+    for cause in causes - reference_causes:
         sentence = (
-            f"it lost {lost[cause]} of {len(runs)} runs, or an attempt of them "
-            f"({example(runs, cause)}), and the reference {reference_lost[cause]}"
+            f"it lost {causes[cause]} of {len(runs)} runs, or an attempt of them "
+            f"({example(runs, cause)}), and the reference {reference_causes[cause]}"
         )
         table = [
-            [lost[cause], len(runs) - lost[cause]],
-            [reference_lost[cause], len(reference_runs) - reference_lost[cause]],
+            [causes[cause], len(runs) - causes[cause]],
+            [reference_causes[cause], len(reference_runs) - reference_causes[cause]],
         ]
         if cause == OTHER_TRAINING:
             remarks.append(sentence)
@@ -291,7 +291,7 @@ def compare_lost_runs(study: Study, recipe: str, reference: str, are_paired: boo
             remarks.append(f"{sentence}, which may be chance")
         else:
             reasons.append(sentence)
-    return LostRuns(lost[DIVERGED] > reference_lost[DIVERGED], reasons, remarks)
+    return LostRuns(causes[DIVERGED] > reference_causes[DIVERGED], reasons, remarks)
 
 
 def count_lost(runs: list[Run], reference_runs: list[Run]) -> Counter:

@@ -57,7 +57,9 @@ def find_by_name(kind: str, name: str, choices: dict[str, Any], origin: str = ""
     hint = f"{LIST_COMMAND} has all"
     if len(choices) < MAX_LISTED_NAMES:
         hint = f"choose {', '.join(choices)}"
-    raise InputError(f"{origin}`{name}` is no {kind} ({hint}){suggest_names(name, choices)}")
+    raise InputError(
+        f"{origin}`{name}` is not a known {kind} ({hint}){suggest_names(name, choices)}"
+    )
 
 
 # ---- read and write ----
@@ -384,7 +386,7 @@ def _describe_errors(
         suggestion = suggest_names(key, known_keys)
         if inner_keys and not suggestion:
             suggestion = suggest_names(inner_keys[-1], known_keys)
-        return f"there is no such key, here or in an extension{suggestion}"
+        return f"neither the core nor an extension has this key{suggestion}"
     messages = [detail["msg"].removeprefix("Input ") for detail in details]
     value = details[0]["input"]
     written = f"{value!r:.80}"
@@ -399,7 +401,7 @@ def _describe_errors(
 def suggest_names(name: str, choices: Iterable[str]) -> str:
     """Suggest keys of the same name in other sections; without one, the nearest names.
 
-    Returns the end of a sentence; empty if there is no such name.
+    Returns the end of a sentence; empty if no name is near.
     """
     last_part = name.rpartition(".")[2]
     matches = [choice for choice in choices if choice.endswith(f".{last_part}")]

@@ -168,15 +168,15 @@ class Trainer(titan.Trainer):
 
     # ---- a run ----
 
-    def train(self, after: int = 0) -> None:
-        """Train from the checkpoint of step `after` (0: none) to the last step.
+    def train(self, checkpoint_step: int = 0) -> None:
+        """Train from the checkpoint of a step (0: none) to the last step.
 
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
         config, last = self.job_config, self.job_config.training.steps
         # Only rank 0 looks for a checkpoint
-        after = int(self.all_reduce(torch.tensor(after), "max"))
-        self.checkpointer.load(after)
+        checkpoint_step = int(self.all_reduce(torch.tensor(checkpoint_step), "max"))
+        self.checkpointer.load(checkpoint_step)
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")
         snapshots = maybe_enable_memory_snapshot(
@@ -207,20 +207,20 @@ class Trainer(titan.Trainer):
         step."""
         if self.step < self.job_config.training.steps:
             self.checkpointer.save(self.step)
-        elif (
-            not self.plan.recipe.provenance.overlay_checkpoints
-        ):  # else it would be deleted at once
+            return
+        # A checkpoint that only an overlay asked for would be deleted at once
+        if not self.plan.recipe.provenance.overlay_checkpoints:
             self.unsaved = self.checkpointer.save_last(self.step)
             if self.unsaved:
                 logger.warning(self.unsaved)
 
     def _interrupt(self) -> None:
         """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
-        why = f"stopped after step {self.step} by {self.stop.signal_name or 'another process'}"
+        sentence = f"stopped after step {self.step} by {self.stop.signal_name or 'another process'}"
         if self.checkpointer.enable:
             self.checkpointer._async_wait()
-            why += ", a checkpoint was saved"
-        raise Interrupted(self._stop_code, why)
+            sentence += ", a checkpoint was saved"
+        raise Interrupted(self._stop_code, sentence)
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log interval if it is the interval's last one."""

@@ -38,8 +38,8 @@ def start(recipe, arguments: list[str], out: Path | None, stop: StopRequest) -> 
         The exit code, or None if this process is a rank.
 
     Raises:
-        InputError: the number of processes does not suit WORLD_SIZE or the GPUs; or there is no
-            `--out`, and each rank or node would make a folder.
+        InputError: the number of processes does not suit WORLD_SIZE or the GPUs; or `--out` is
+            missing, and each rank or node would make a folder of its own.
     """
     world_size = recipe.config.sharded.processes
     started = os.environ.get("WORLD_SIZE", "1")
@@ -143,8 +143,8 @@ def report_failure(failures: Mapping[int, ProcessFailure], folder: Path, stop: S
 #
 # torch's launcher ends with exit code 1 when it is asked to stop, whatever its ranks end with. So
 # requests go to the ranks, and the launcher waits for them. When one rank has failed, the launcher
-# sends SIGTERM to the others, and SIGKILL after 30 s. For a rank that SIGTERM is no request: the
-# rank will fail too, and puts on record why. A request by SIGTERM reaches it as SIGUSR2.
+# sends SIGTERM to the other ranks, and SIGKILL after 30 s. A rank ignores this SIGTERM: the rank
+# will fail too, and records why. A request to stop by SIGTERM reaches a rank as SIGUSR2.
 
 
 def forward_signals(agent: LocalElasticAgent, stop: StopRequest) -> None:
