@@ -5,6 +5,7 @@
 Read in this order; a file imports only files above it:
 
     runs.py         read a run directory: how it was made, and a table of its steps
+    packed.py       read the runs of a study that is kept in two files
     study.py        read all runs of a study; rule 0: they are one training
     alike.py        rule 1: two recipes' runs differ in nothing but the recipes
     proof.py        rule 2: each run did what its recipe says

@@ -119,7 +119,7 @@ def different_places(runs: list[Run], reference_runs: list[Run]) -> str:
     """Say that two recipes had no machine, or no GPU, in common, or that no record shows one."""
     machines, reference_machines = group_names(runs, reference_runs, MACHINES)
     places = "; ".join(sorted({run.place for run in runs + reference_runs}))
-    hosts = "; ".join(sorted({run.manifest.host for run in runs + reference_runs}))
+    hosts = "; ".join(sorted({run.record.last_attempt.host for run in runs + reference_runs}))
     if have_common(machines, reference_machines):
         return f"the recipes ran on different GPUs ({places}), which may differ in speed"
     if UNKNOWN in machines + reference_machines:
@@ -173,7 +173,7 @@ def trend(own: list[Run], others: list[Run]) -> float:
     If all runs became slower in time, the recipe that ran first looks faster.
     """
     runs = own + others
-    start = pd.Series([run.manifest.start for run in runs]).rank()
+    start = pd.Series([run.record.last_attempt.start for run in runs]).rank()
     table = rate_table(runs)[[MEAN]].assign(start=start)
     means = table.groupby([run.recipe for run in runs]).transform("mean")
     within = table - means

@@ -21,7 +21,7 @@ MAX_LISTED = 5  # of packages and keys in a sentence
 RUN_NAMES = (
     "layout_version",
     "status",
-    "attempt",
+    "number",
     "start",
     "end",
     "error",
@@ -35,7 +35,6 @@ RUN_NAMES = (
     "seed",
     "debug.seed",
     "notes",
-    "study_budget_s",
     "host",
     "machines",
     "gpus",
@@ -45,7 +44,7 @@ RUN_NAMES = (
     "variables.NCCL_COMM_ID",
 )
 # What follows from the recipe, which rule 2 checks; and what drivers round.
-DERIVED = ("compiled", "float8", "fp8_matmul", "hardware.memory_bytes")
+DERIVED = ("compiled", "fp8_matmul", "hardware.memory_bytes")
 # Records that may differ: told, and they forbid nothing. What saving and logging cost, the wall
 # clock shows.
 TOLD = (

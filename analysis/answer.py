@@ -108,15 +108,15 @@ def trained(comparison: Comparison) -> str:
     run = next((run for run in comparison.study.runs if run.completed), None)
     if not run:
         return "Trained: no run was completed."
-    first = run.manifest
+    record, attempt = run.record, run.record.last_attempt
     tokens = run.steps["tokens"].median()
-    versions = [f"{name} {version}" for name, version in first.packages.items()]
-    commit = (first.git.commit or "unknown")[:9]
+    versions = [f"{name} {version}" for name, version in attempt.packages.items()]
+    commit = (attempt.git.commit or "unknown")[:9]
     return (
-        f"Trained: {first.flavor}, {format_parameters(first.parameters)} parameters; "
-        f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {first.seq_len:,}; "
-        f"data {first.dataset}; on {first.world_size} {first.hardware.name}, "
-        f"{first.start:%Y-%m-%d}; {', '.join(versions)}, commit {commit}."
+        f"Trained: {record.flavor}, {format_parameters(record.parameters)} parameters; "
+        f"{run.length:,} steps of {tokens:,.0f} tokens in rows of {record.seq_len:,}; "
+        f"data {record.dataset}; on {record.world_size} {attempt.hardware.name}, "
+        f"{attempt.start:%Y-%m-%d}; {', '.join(versions)}, commit {commit}."
     )
 
 

@@ -149,7 +149,7 @@ def compare(study: Study, reference: str | None = None) -> Comparison:
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
     """Tell if a recipe is in FP8, by the records of its runs, else by its file."""
-    recorded = [run.facts["float8"] for run in runs if "float8" in run.facts]
+    recorded = [run.facts[FLOAT8] for run in runs if FLOAT8 in run.facts]
     return any(recorded or [set_in_file(recipe).get(FLOAT8)])
 
 
@@ -172,7 +172,7 @@ def find(study: Study, recipe: str, reference: str, recipes_judged: int) -> Find
     reference_runs = study.completed[reference]
     started = study.started(recipe)
     reference_started = study.started(reference)
-    recorded = runs or [run for run in started if run.manifest]
+    recorded = runs or [run for run in started if run.record]
     records = differences(recorded, reference_runs) if recorded else Differences()
     breaches = records.forbidden
     if runs:

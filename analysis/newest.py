@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
+from analysis.packed import read_packed_records
 from analysis.runs import Run, read_yaml
 from analysis.study import StudyError, read_study
 from experiments.config.recipes import ROOT, STUDIES_FOLDER, yaml_files
-from experiments.records.run import MANIFEST, STUDY_FILE, Manifest
+from experiments.records.run import PACKED_RUNS, RUN_RECORD, STUDY_FILE, RunRecord
 from models.errors import PYTHON, InputError
 
 PLACES = ["results", "extensions/*/results"]
@@ -70,14 +71,21 @@ def results(study: str = "", plan: str = STUDY_FILE) -> Path:
     kept = {}
     for place in PLACES:
         for file in ROOT.glob(f"{place}/{study}/*/{plan}"):
-            manifest = Manifest.read(next(file.parent.rglob(MANIFEST)))
-            kept[manifest.hardware.type != "cpu", manifest.start] = file.parent
+            attempt = _first_record(file.parent).last_attempt
+            kept[attempt.hardware.type != "cpu", attempt.start] = file.parent
     if not kept:
         raise NothingToShow(
             f"results/{study} holds no runs: name a folder with RUNS=..., or run `make study`, or "
             "the README's command for these, first"
         )
     return kept[max(kept)]
+
+
+def _first_record(folder: Path) -> RunRecord:
+    """Read the record of the first run at or below a folder."""
+    for file in folder.rglob(PACKED_RUNS):
+        return read_packed_records(file.parent)[0].record
+    return RunRecord.read(next(folder.rglob(RUN_RECORD)))
 
 
 def _recipes(study: str) -> set[str]:

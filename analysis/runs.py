@@ -7,8 +7,9 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,22 +19,21 @@ import yaml
 
 from experiments.config.yaml_with_origins import load_sections
 from experiments.records.run import (
-    ATTEMPT,
-    MANIFEST,
     METRICS,
-    PROOF,
     RECIPE,
-    TIMING,
+    RUN_RECORD,
+    Attempt,
     Environment,
     LogInterval,
-    Manifest,
     Proof,
     RecordError,
+    RunRecord,
     Stretch,
     Timing,
     missing_steps,
     read_if_there,
     read_log,
+    read_run_record,
 )
 
 MIN_SEEDS = 3  # of each recipe, for a verdict on the loss
@@ -45,9 +45,11 @@ KILLED = "running or killed"
 NO_RECORD = "left no record"
 UNREADABLE = "unreadable records"
 SHORT_LOG = "too short a log"
-NUMBERS = ["loss", "seconds", "wait", "tokens", "useful", "lr", "elapsed", "memory"]
-COLUMNS = {"step": int, "process": int, "steady": bool, "in_fp8": bool, "short": bool}
-COLUMNS |= dict.fromkeys(NUMBERS, float)
+# Columns of a log's table, which has more where extensions add to a log.
+COLUMNS = {"attempt": int, "step": int, "steady": bool, "short": bool}
+COLUMNS |= dict.fromkeys(
+    ["loss", "seconds", "wait", "tokens", "useful", "memory", "lr", "grad_norm", "elapsed_s"], float
+)
 
 
 @dataclass(eq=False)
@@ -61,17 +63,17 @@ class Run:
         ending: how the run ended.
         earlier: how earlier attempts ended that failed or diverged and whose steps were thrown
             away.
-        facts: all known values of manifest, resolved recipe, proof and environment by key.path.
+        facts: all known values of record, resolved recipe, proof and environment by key.path.
         unknown: what keys begin with that the run's records do not tell, as older ones.
         place: the GPU, or the first of several, for people.
         machines, gpus: names of those that it used; empty if unknown.
-        attempts: the manifests of the attempts whose steps count.
+        attempts: those whose steps count.
         packages: versions by the name of the environment file; None where the file is missing.
-        spans: start and end of each attempt.
+        spans: start and end of each attempt; of a killed one the end of its log.
         steps: a row a step. `process`: the attempt, from 0, an index into `spans`; `steady`: the
             step counts for a rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for
             data; `useful`: tokens without padding; `memory`: bytes; `short`: the GPU's memory was
-            short. `lr` and `elapsed` are known at
+            short. `lr`, `grad_norm`, `elapsed`, and `EXTENSION.NAME` of an extension, are known at
             the end of each log interval. `elapsed` counts all attempts, their starts included.
         timings: of each attempt that finished its first step.
     """
@@ -86,11 +88,11 @@ class Run:
     place: str = ""
     machines: frozenset[str] = frozenset()
     gpus: frozenset[str] = frozenset()
-    attempts: list[Manifest] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     packages: dict[str, dict[str, str] | None] = field(default_factory=dict)
     spans: list[tuple] = field(default_factory=list)
     steps: pd.DataFrame = field(default_factory=lambda: no_steps())
-    manifest: Manifest | None = None
+    record: RunRecord | None = None
     timings: list[Timing] = field(default_factory=list)
     proof: Proof | None = None
 
@@ -100,9 +102,8 @@ class Run:
 
     @property
     def completed(self) -> bool:
-        """True if the run made all its steps, or was ended by the study's time budget."""
-        cut = self.ending == INTERRUPTED and self.manifest.study_budget_s
-        return self.ending == "completed" or bool(cut)
+        """True if the run made all its steps."""
+        return self.ending == "completed"
 
     @property
     def clock(self) -> pd.Series:
@@ -140,73 +141,82 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
-    manifest = Manifest.read(path / MANIFEST)
-    attempts = [path / ATTEMPT.format(number) for number in range(1, manifest.attempt)]
-    folders = [*attempts, path]
-    manifests = [Manifest.read(folder / MANIFEST) for folder in folders]
-    logs = [read_log(folder / METRICS) for folder in folders]
-    timings = [Timing.read_if_there(folder / TIMING) for folder in folders]
-    check_attempts(folders, logs, timings)
-    proof = Proof.read_if_there(path / PROOF)
+    record = read_run_record(path)
+    log = log_table(read_log(path / METRICS))
+    return make_run(path, record, log, read_yaml(path / RECIPE), read_environments(path, record))
+
+
+def make_run(
+    path: Path,
+    record: RunRecord,
+    log: pd.DataFrame,
+    recipe: dict,
+    environments: dict[str, Environment],
+) -> Run:
+    """Make a run of its records. Raises `RecordError` if they do not go together.
+
+    Args:
+        log: as `log_table` makes it.
+        recipe: the sections of recipe.yaml.
+        environments: of the attempts whose environment is known, by name.
+    """
+    attempts, last, proof = record.attempts, record.last_attempt, record.proof
+    check_attempts(path, attempts, log)
+    clock = log.groupby("attempt")["elapsed_s"].max()
+    spans = []
+    for attempt in attempts:
+        logged_s = timedelta(seconds=clock.get(attempt.number, 0))
+        spans.append((attempt.start, attempt.end or attempt.start + logged_s))
     run = Run(
-        recipe=manifest.recipe,
-        seed=str(manifest.seed),
+        recipe=record.recipe,
+        seed=str(record.seed),
         path=path,
-        ending=ending(manifest),
+        ending=ending(last),
         # Slurm may call every GPU of a host 0, and each container has a host name of its own.
-        place=manifest.hardware.uuid
-        or f"GPU {manifest.hardware.visible_devices} of {manifest.host}",
-        spans=[span(*attempt) for attempt in zip(manifests, logs, strict=True)],
-        steps=steps_table(logs, proof.stretches if proof else {}),
-        manifest=manifest,
-        timings=[timing for timing in timings if timing],
+        place=last.hardware.uuid or f"GPU {last.hardware.visible_devices} of {last.host}",
+        spans=spans,
+        steps=steps_table(log, proof.stretches if proof else {}),
+        record=record,
+        timings=[attempt.timing for attempt in attempts if attempt.timing],
         proof=proof,
     )
-    if run.ending == "completed" and run.length < manifest.steps:
+    if run.completed and run.length < record.steps:
         run.ending = SHORT_LOG
     lost = missing_steps(run.steps.index, run.length)
     if run.completed and lost:
         raise RecordError(f"{path / METRICS}: has lost lines: steps {lost} are not on record")
-    run.earlier = failures_with_lost_steps(manifests, logs, run.steps)
+    run.earlier = failures_with_lost_steps(attempts, log, run.steps)
     # An attempt counts whose steps were not lost.
-    run.attempts = [manifests[number] for number in run.steps["process"].unique()] or [manifest]
+    run.attempts = [attempts[number] for number in run.steps["process"].unique()] or [last]
     seen = {
         "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
         "compile_cache": run.timings[0].compile_cache if run.timings else None,
     }
-    records = [attempt.model_dump() for attempt in run.attempts]
-    run.facts = joined([*records, seen, work_of_a_step(proof), read_yaml(path / RECIPE)])
-    run.facts["steps"] = manifest.steps  # a run may be made longer
+    of_run = record.model_dump(exclude={"attempts", "proof"})
+    records = [attempt.model_dump(exclude={"timing"}) | of_run for attempt in run.attempts]
+    run.facts = joined([*records, seen, work_of_a_step(proof), recipe])
     run.unknown = unknown_keys(run)
-    names = {attempt.environment for attempt in run.attempts}
-    run.packages = {name: read_packages(path, name) for name in names}
+    for attempt in run.attempts:
+        known = environments.get(attempt.environment)
+        run.packages[attempt.environment] = known and known.packages
     return run
 
 
-def check_attempts(
-    folders: list[Path], logs: list[list[LogInterval]], timings: list[Timing | None]
-) -> None:
-    """Check the clock of each attempt, and the record of its start. Raises `RecordError`.
+def check_attempts(path: Path, attempts: list[Attempt], log: pd.DataFrame) -> None:
+    """Check that each attempt with steps is on record, with its start and a clock that runs.
 
-    A log begins with the lines that it took over from the attempt before. Without that attempt's
-    log their clock would count as this attempt's.
+    Raises `RecordError`.
     """
-    earlier = set()
-    for folder, log, timing in zip(folders, logs, timings, strict=True):
-        clocks = [(interval.step, interval.elapsed_s) for interval in log]
-        added = [elapsed_s for step, elapsed_s in clocks if (step, elapsed_s) not in earlier]
-        if added != sorted(added):
-            raise RecordError(
-                f"{folder / METRICS}: elapsed_s: the clock runs backwards; perhaps the log of an "
-                "earlier attempt was lost"
-            )
-        if added and not timing:
-            raise RecordError(f"{folder / TIMING}: is missing, although steps were made")
-        earlier.update(clocks)
+    started = [attempt.number for attempt in attempts if attempt.timing]
+    if not log["attempt"].isin(started).all() or attempts[-1].number != len(attempts):
+        raise RecordError(f"{path / RUN_RECORD}: attempts: one that made steps is not on record")
+    for _, clock in log.dropna(subset="elapsed_s").groupby("attempt")["elapsed_s"]:
+        if not clock.is_monotonic_increasing:
+            raise RecordError(f"{path / METRICS}: elapsed_s: the clock runs backwards")
 
 
 def failures_with_lost_steps(
-    manifests: list[Manifest], logs: list[list[LogInterval]], steps: pd.DataFrame
+    attempts: list[Attempt], log: pd.DataFrame, steps: pd.DataFrame
 ) -> list[str]:
     """List how earlier attempts ended that failed or diverged, and whose steps were made again.
 
@@ -214,11 +224,11 @@ def failures_with_lost_steps(
     would have had.
     """
     endings = []
-    for number, (manifest, log) in enumerate(zip(manifests[:-1], logs, strict=False)):
-        kept = max(steps.index[steps["process"] <= number], default=0)
-        lost_steps = bool(log) and log[-1].step > kept
-        if manifest.status in ("failed", "diverged") and lost_steps:
-            endings.append(ending(manifest))
+    for attempt in attempts[:-1]:
+        made = log["step"][log["attempt"] == attempt.number].max()
+        kept = max(steps.index[steps["process"] < attempt.number], default=0)
+        if attempt.status in ("failed", "diverged") and made > kept:
+            endings.append(ending(attempt))
     return endings
 
 
@@ -240,35 +250,26 @@ def work_of_a_step(proof: Proof | None) -> dict:
 
 def unknown_keys(run: Run) -> tuple[str, ...]:
     """List what keys begin with that the records of a run do not tell."""
-    keys = []
-    if any(attempt.variables is None for attempt in run.attempts):
-        keys.append("variables.")
-    if any(attempt.hardware.vboost is None for attempt in run.attempts):
-        keys.append("hardware.vboost")
-    if not run.proof:
-        keys.append("proof.")
-    elif not run.proof.parameters.bytes_per_parameter:
-        keys.append("proof.bytes_per_parameter")
-    return tuple(keys)
+    keys = {
+        "variables.": [attempt.variables for attempt in run.attempts],
+        "hardware.vboost": [attempt.hardware.vboost for attempt in run.attempts],
+        "proof.": [run.proof],
+    }
+    return tuple(key for key, facts in keys.items() if None in facts)
 
 
-def read_packages(path: Path, name: str) -> dict[str, str] | None:
-    """Read the packages of a run's environment file, which is beside the run or in its study.
+def read_environments(path: Path, record: RunRecord) -> dict[str, Environment]:
+    """Read the environment files of a run's attempts, beside the run or in its study.
 
-    None if the file is missing or damaged: its name alone is known then.
+    A missing or damaged one is left out: its name alone is known then.
     """
-    for folder in (path, path.absolute().parent.parent):
-        file = folder / Path(name).name
-        with suppress(RecordError):
-            if file.is_file():
-                return Environment.read(file).packages
-    return None
-
-
-def span(manifest: Manifest, log: list[LogInterval]) -> tuple[datetime, datetime]:
-    """Find when an attempt ran; if it was killed, to the end of its log."""
-    logged = timedelta(seconds=log[-1].elapsed_s if log else 0)
-    return manifest.start, manifest.end or manifest.start + logged
+    environments = {}
+    for attempt in record.attempts:
+        name = attempt.environment
+        for folder in (path, path.absolute().parent.parent):
+            with suppress(RecordError):
+                environments[name] = Environment.read(folder / Path(name).name)
+    return environments
 
 
 def joined(records: list[dict]) -> dict[str, Any]:
@@ -281,14 +282,14 @@ def joined(records: list[dict]) -> dict[str, Any]:
     return facts
 
 
-def ending(manifest: Manifest) -> str:
+def ending(attempt: Attempt) -> str:
     """Say how a process ended: its status, and the last line of its error."""
-    if manifest.status == "running":
+    if attempt.status == "running":
         return KILLED
-    if manifest.status == "failed" and manifest.error:
-        message = manifest.error.strip().splitlines()[-1]
+    if attempt.status == "failed" and attempt.error:
+        message = attempt.error.strip().splitlines()[-1]
         return f"failed: {message[:200]}"
-    return manifest.status
+    return attempt.status
 
 
 def mask_numbers(text: str) -> str:
@@ -299,8 +300,11 @@ def mask_numbers(text: str) -> str:
 def read_yaml(path: Path) -> dict:
     """Read the sections of a YAML file; none without the file. Raises `RecordError`."""
     content = read_if_there(path)
-    if content is None:
-        return {}
+    return {} if content is None else parse_yaml(content, path)
+
+
+def parse_yaml(content: bytes, path: Path) -> dict:
+    """Read the sections of a YAML file's `content`. Raises `RecordError`."""
     try:
         return load_sections(content)
     except (ValueError, yaml.YAMLError) as error:
@@ -319,41 +323,51 @@ def flat(sections: dict) -> dict[str, Any]:
 @cache
 def no_steps() -> pd.DataFrame:
     """Make the steps of a run without a log, once for all."""
-    return steps_table([], {})
+    return steps_table(log_table([]), {})
 
 
-def steps_table(logs: list[list[LogInterval]], stretches: dict[str, Stretch]) -> pd.DataFrame:
-    """Make `Run.steps` of the logs of all attempts."""
+def log_table(log: list[LogInterval]) -> pd.DataFrame:
+    """Make a table of a log: a row a step of each attempt.
+
+    It has `COLUMNS`, and a column `EXTENSION.NAME` for what an extension adds.
+    """
     # A log interval {step: 20, losses: [3.1, 3.0], step_s: [0.5, 0.6], lr: 0.01} becomes two rows:
     # 19: loss 3.1, seconds 0.5, lr NaN
     # 20: loss 3.0, seconds 0.6, lr 0.01
-    logged = pd.Series(logs, dtype=object).explode().dropna()  # indexed by attempt
-    log = pd.DataFrame(map(vars, logged), columns=[*LogInterval.model_fields])
-    log["process"] = logged.index
-    # A log begins with the intervals that it took over from the attempt before.
-    log = log.drop_duplicates(["step", "elapsed_s"])
-    took_s = log.groupby("process")["elapsed_s"].max()  # the clock of each process begins at 0
-    log["elapsed"] = log["elapsed_s"] + log["process"].map(took_s.cumsum() - took_s)
+    rows = []
+    for interval in log:
+        mean_s = fmean(interval.step_s)
+        for number, step in enumerate(interval.steps):
+            row = {
+                "attempt": interval.attempt,
+                "step": step,
+                "steady": step not in interval.not_steady,
+                "short": step in interval.allocator_retries,
+                "loss": interval.losses[number],
+                "seconds": interval.step_s[number],
+                "wait": interval.data_wait_s[number],
+                "tokens": interval.tokens_per_s * mean_s,
+                "useful": interval.valid_tokens_per_s * mean_s,
+                "memory": interval.peak_memory_bytes,
+            }
+            rows.append(row)
+        row |= {"lr": interval.lr, "grad_norm": interval.grad_norm, "elapsed_s": interval.elapsed_s}
+        for name, section in interval.model_extra.items():
+            row |= {f"{name}.{key}": value for key, value in section.items()}
+    added = dict.fromkeys(chain(*rows))
+    return pd.DataFrame(rows, columns=[*COLUMNS | added]).astype(COLUMNS)
 
-    mean_s = log["step_s"].map(fmean)
-    log["tokens"] = log["tokens_per_s"] * mean_s
-    log["useful"] = log["valid_tokens_per_s"] * mean_s
-    steps = log.explode(["losses", "step_s", "data_wait_s"])
-    to_come = steps.groupby(level=0).cumcount(ascending=False)  # steps of the interval
-    steps["step"] -= to_come
-    steps.loc[to_come > 0, ["lr", "elapsed"]] = math.nan
-    listed = steps[["step", "not_steady"]].to_numpy()
-    short = steps[["step", "allocator_retries"]].to_numpy()
-    table = steps.assign(
-        steady=[step not in not_steady for step, not_steady in listed],
+
+def steps_table(log: pd.DataFrame, stretches: dict[str, Stretch]) -> pd.DataFrame:
+    """Make `Run.steps` of the table of a log."""
+    took_s = log.groupby("attempt")["elapsed_s"].max()  # the clock of each process begins at 0
+    earlier_s = log["attempt"].map(took_s.cumsum() - took_s)
+    table = log.assign(
+        process=log["attempt"] - 1,
         in_fp8=True,
-        short=[step in retries for step, retries in short],
-        loss=steps["losses"],
-        seconds=steps["step_s"],
-        wait=steps["data_wait_s"],
-        memory=steps["peak_memory_bytes"],
+        elapsed=log["elapsed_s"] + earlier_s,
     )
-    table = table[[*COLUMNS]].astype(COLUMNS)
+    table = table.drop(columns=["attempt", "elapsed_s"])
     # A killed process loses its last steps; the next one makes them again.
     table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
     for first, stretch in stretches.items():

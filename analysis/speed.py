@@ -122,11 +122,11 @@ def tokens_per_s(run: Run) -> float:
 
 def mfu(run: Run) -> float:
     """Divide a run's FLOP/s on one GPU by the GPU's peak in bf16; NaN if either is unknown."""
-    manifest = run.manifest
-    if not manifest or not manifest.peak_flops:
+    record = run.record
+    if not record or not record.last_attempt.peak_flops:
         return math.nan
-    flops_per_s = tokens_per_s(run) * manifest.flops_per_token / manifest.world_size
-    return flops_per_s / manifest.peak_flops.bf16
+    flops_per_s = tokens_per_s(run) * record.flops_per_token / record.world_size
+    return flops_per_s / record.last_attempt.peak_flops.bf16
 
 
 def rate_of_steps(run: Run) -> pd.Series:

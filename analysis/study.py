@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from pathlib import Path
 
+from analysis.packed import read_packed_runs
 from analysis.runs import MIN_SEEDS, UNREADABLE, Run, joined, read_run, read_yaml
-from experiments.records.run import MANIFEST, STUDY_FILE, RecordError, StudyFile
+from experiments.records.run import (
+    MANIFEST_OF_LAYOUT_4,
+    PACKED_RUNS,
+    RUN_RECORD,
+    STUDY_FILE,
+    RecordError,
+    StudyFile,
+)
 from models.errors import InputError
 
 # What is trained, and on what. Runs that differ in one of these answer different questions.
@@ -48,7 +56,8 @@ class Study:
 
     @property
     def on_cpu(self) -> bool:
-        return any(run.manifest.hardware.type == "cpu" for run in self.runs if run.completed)
+        completed = [run.record.last_attempt for run in self.runs if run.completed]
+        return any(attempt.hardware.type == "cpu" for attempt in completed)
 
     def started(self, recipe: str) -> list[Run]:
         return [run for run in self.runs if run.recipe == recipe]
@@ -80,11 +89,11 @@ def read_study(*paths: Path) -> Study:
     file = read_study_file(studies[0] / STUDY_FILE) if len(studies) == 1 else StudyFile()
     planned = {(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)}
     runs, problems = read_runs(folders, planned)
-    if not any(run.manifest for run in runs):
+    if not any(run.record for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
     runs, copies = leave_out_copies(runs)
     add_packages(runs)
-    locate([run for run in runs if run.manifest])
+    locate([run for run in runs if run.record])
     mark_shared_gpus(runs)
     runs, odd_runs = leave_out_other_trainings(runs, file)
     runs, second_runs = leave_out_second_runs(runs)
@@ -138,15 +147,18 @@ def read_runs(folders: list[Path], planned: set[tuple[str, str]]) -> tuple[list[
     runs = []
     problems = []
     for path in folders:
-        # An earlier attempt belongs to the run above it.
-        if not (path / MANIFEST).exists() or (path.parent / MANIFEST).exists():
-            continue
+        is_run = (path / RUN_RECORD).exists() or (path / MANIFEST_OF_LAYOUT_4).exists()
+        # In layout 4 an earlier attempt has a folder below its run's.
+        is_run = is_run and not (path.parent / MANIFEST_OF_LAYOUT_4).exists()
         try:
-            runs.append(read_run(path))
+            if is_run:
+                runs.append(read_run(path))
+            elif (path / PACKED_RUNS).exists():
+                runs += read_packed_runs(path)
         except RecordError as error:
             problems.append(str(error))
             place = path.parent.name, path.name.removeprefix("seed")
-            if place in planned or not planned:
+            if is_run and (place in planned or not planned):
                 runs.append(Run(*place, path=path, ending=UNREADABLE))
     return runs, problems
 
@@ -211,7 +223,7 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
     that is left out. Raises `StudyError` if too little of a recipe is left: then two trainings were
     made, and not one with an odd run.
     """
-    recorded = [run for run in runs if run.manifest]
+    recorded = [run for run in runs if run.record]
     trainings = {run: training(run) for run in recorded}
     usual = most_usual([run for run in recorded if run.completed] or recorded, trainings)
     expected = trainings[usual]

@@ -108,7 +108,7 @@ def loss_word(finding: Finding) -> str:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Write how to read the tables, and the notes in the manifests."""
+    """Write how to read the tables, and the notes on record."""
     runs = [run for run in comparison.study.runs if run.completed]
-    noted = pd.Series({run.name: run.manifest.notes for run in runs}).explode().dropna()
+    noted = pd.Series({run.name: run.record.last_attempt.notes for run in runs}).explode().dropna()
     return [*HOW_TO_READ, *(f"{name}: {note}." for name, note in noted.items())]

@@ -55,14 +55,14 @@ from experiments.records.files import (
     write_whole,
 )
 from experiments.records.run import (
-    MANIFEST,
     METRICS,
+    PACKED_RUNS,
     RECIPE,
     STUDY_FILE,
-    Manifest,
     RecordError,
     Seed,
     last_step,
+    read_run_record,
 )
 from models.errors import PYTHON, InputError
 
@@ -188,6 +188,12 @@ def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path | None]:
         out = args.out
     if out is not None:
         check_folder(out, "study", STUDY_FILE)
+        if (out / PACKED_RUNS).exists():
+            raise InputError(
+                f"{out} holds a study that is kept in two files, and no runs resume there: to read "
+                f"it, {PYTHON} -m analysis.report {quote(str(out))}; to train it again, choose "
+                "another --out"
+            )
     _refuse_seed(overrides)
     study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
@@ -336,7 +342,7 @@ def _list_incomplete_runs(
         run = RunProcess(
             title=f"{name} seed {seed}",
             directory=folder,
-            recipe=recipes.to_yaml(recipe, plan),
+            recipe=recipes.to_yaml(recipe),
             steps=plan.config.training.steps,
             world_size=plan.world_size,
             description=plan.description,
@@ -357,9 +363,10 @@ def _report_complete_run(folder: Path) -> None:
 
 def _is_completed(folder: Path) -> bool:
     try:
-        return Manifest.read(folder / MANIFEST).status == "completed"
-    except RecordError:  # no manifest, or the run itself reports the fault of its folder
+        record = read_run_record(folder)
+    except RecordError:  # the run itself reports the fault of its folder
         return False
+    return bool(record) and record.status == "completed"
 
 
 # ---- report ----

@@ -169,10 +169,10 @@ run_step() { # OPTION… COMMAND…: srun's
   progress=$(LC_ALL=C comm -13 <(echo "$before") <(list_progress))
 }
 
-# Lists the whole checkpoints below the runs' folder, and the manifests of completed runs.
+# Lists the whole checkpoints below the runs' folder, and the records of completed runs.
 list_progress() {
   find "$out" -path '*/step-*/.metadata' -not -path '*/damaged_checkpoints/*' -print -o \
-    -name manifest.json -exec grep -lE '"status": *"completed"' {} \; 2>/dev/null | LC_ALL=C sort || true
+    -name run.json -exec grep -lE '"status": *"completed"' {} \; 2>/dev/null | LC_ALL=C sort || true
 }
 
 # Whether runs have started and none of them keeps checkpoints.

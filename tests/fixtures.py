@@ -78,7 +78,7 @@ def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log."""
     from experiments.config.recipes import Recipe
     from experiments.corpus.rows import open_data
-    from experiments.training.attempt import init_single_process
+    from experiments.training.attempt import RunDirectory, init_single_process
     from experiments.training.plan import plan
     from experiments.training.trainer import Trainer
 
@@ -86,8 +86,8 @@ def train(tmp_path, flavors):
         folder = Path(mkdtemp(dir=tmp_path))
         config.job.dump_folder = str(folder)
         init_single_process()
-        planned = plan(recipe or Recipe("test", "", config))
-        trainer = Trainer(open_data(planned)[0], StopRequest(), folder)
+        planned, _ = open_data(plan(recipe or Recipe("test", "", config)))
+        trainer = Trainer(planned, StopRequest(), RunDirectory(folder, planned))
         trainer.begin()
         batches = trainer.batch_generator(trainer.dataloader)
         for trainer.step in range(1, count + 1):

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from experiments.config import recipes
-from experiments.records.run import ATTEMPT, MANIFEST, METRICS, PROOF, RECIPE, TIMING
+from experiments.records.run import METRICS, RECIPE, RUN_RECORD, Attempt
 from models.scaling import SCALINGS
 
 RECORDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
@@ -36,7 +36,7 @@ def write_run(
     settings=None,
     **facts,
 ) -> float:
-    """Write a run directory with its earlier attempts; returns when the run ended.
+    """Write a run directory; returns when the run ended.
 
     Args:
         seconds, losses: of each step.
@@ -45,33 +45,35 @@ def write_run(
         made: steps that the run made, if not all.
         earlier: attempts before it: step of the last checkpoint, last step, status.
         twice: the lines of its log from one number to another are there twice.
-        lose: names of records that are lost.
+        lose: names of files that are lost.
         log: what `intervals` is given besides.
         settings: what is different in its resolved recipe.
-        facts: what is different in its other records, as `records` takes it.
+        facts: what is different in its record, as `record` takes it.
     """
     facts = {"steps": len(seconds)} | facts
-    kept = records(recipe, over(resolved(recipe), settings or {}), warm_up, **facts)
-    manifest = kept[MANIFEST]
+    settings = over(resolved(recipe), settings or {})
+    kept = record(recipe, settings, warm_up, **facts)
+    [last_attempt] = kept["attempts"]
     made = made or len(seconds)
-    attempts = [*earlier, (made, made, manifest["status"])]
+    attempts = [*earlier, (made, made, last_attempt["status"])]
+    kept["attempts"] = []
     lines = []
     first = 1
     for number, (saved, last, status) in enumerate(attempts, 1):
         own = slice(first - 1, last)
-        lines += intervals(seconds[own], losses[own], first, warm_up, **log or {})
+        words = {"attempt": number} | (log or {})
+        lines += intervals(seconds[own], losses[own], first, warm_up, **words)
         ended = begin + lines[-1]["elapsed_s"] + 5
-        manifest |= {"attempt": number, "status": status, "start": stamp(begin)}
-        manifest["end"] = None if status == "running" else stamp(ended)
-        folder = path if number == len(attempts) else path / ATTEMPT.format(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, record in kept.items():
-            (folder / name).write_text(json.dumps(record))
-        again, end = twice
-        write_lines(folder / METRICS, lines[:end] + lines[again:])
-        lines = [line for line in lines if line["step"] <= saved]
+        attempt = {"number": number, "status": status, "start": stamp(begin)}
+        attempt["end"] = None if status == "running" else stamp(ended)
+        kept["attempts"].append(last_attempt | attempt)
         first = saved + 1
         begin = ended + 30
+    path.mkdir(parents=True, exist_ok=True)
+    (path / RECIPE).write_text(json.dumps(settings))
+    (path / RUN_RECORD).write_text(json.dumps(kept))
+    again, end = twice
+    write_lines(path / METRICS, lines[:end] + lines[again:])
     for name in lose:
         (path / name).unlink()
     return ended
@@ -91,6 +93,7 @@ def intervals(
     settling=(),
     short=(),
     jump=0.0,
+    attempt=1,
 ) -> list[dict]:
     """Make the lines that a process logs.
 
@@ -103,6 +106,7 @@ def intervals(
         settling: steps that count for no rate, besides the first 10 of the process.
         short: steps in which the allocator found the GPU's memory too short.
         jump: seconds by which the clock is set on at step 500.
+        attempt: number of the process.
     """
     elapsed = warm_up - seconds[0]
     lines = []
@@ -113,6 +117,7 @@ def intervals(
         elapsed += sum(took)
         rate = tokens * len(took) / sum(took)
         line = {
+            "attempt": attempt,
             "step": steps[-1],
             "elapsed_s": elapsed + jump * (steps[-1] > 500),
             "loss": sum(logged) / len(logged),
@@ -131,12 +136,13 @@ def intervals(
     return lines
 
 
-def records(recipe: str, settings: dict, warm_up=5.0, proof=None, timing=None, **manifest) -> dict:
-    """Make what a run records besides its log, by file.
+def record(recipe: str, settings: dict, warm_up=5.0, proof=None, timing=None, **facts) -> dict:
+    """Make the record of a run with one attempt.
 
     Args:
         settings: the resolved recipe.
-        proof, timing, manifest: what is different in proof.json, timing.json, manifest.json.
+        proof, timing: what is different there.
+        facts: what else is different, of the run and of the attempt.
     """
     float8 = settings["quantize"]["linear"]["float8"]["recipe_name"]
     compiled = recipe != "baseline"
@@ -147,20 +153,17 @@ def records(recipe: str, settings: dict, warm_up=5.0, proof=None, timing=None, *
         "gemm_flops": {"aten::_scaled_mm": in_fp8, "aten::mm": FLOPS - in_fp8},
         "fp8_flops": in_fp8,
         "fp8_flops_expected": in_fp8,
-        "fp8_share_of_matmul_flops": in_fp8 / FLOPS,
     }
     took = {
         "time_to_first_step_s": warm_up,
         "startup": {"import": warm_up - 1.0, "first_step": 1.0, "compile": 0.5 * compiled},
         "compile_cache": "cold" if compiled else "none",
     }
-    facts = {"recipe": recipe, "compiled": compiled, "float8": float8}
-    return {
-        MANIFEST: over(RECORDS["manifest"] | facts, manifest),
-        TIMING: over(took, timing or {}),
-        PROOF: over(RECORDS["proof"] | proves, proof or {}),
-        RECIPE: settings,
-    }
+    of_attempt = {name: facts.pop(name) for name in facts.keys() & Attempt.model_fields.keys()}
+    made = RECORDS["run"] | {"recipe": recipe, "compiled": compiled}
+    made["attempts"] = [over(RECORDS["attempt"] | {"timing": over(took, timing or {})}, of_attempt)]
+    made["proof"] = over(RECORDS["proof"] | proves, proof or {})
+    return over(made, facts)
 
 
 @cache
@@ -186,6 +189,7 @@ def write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def change_json(path, **values) -> None:
-    """Change values of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+def change_lines(path: Path, **values) -> None:
+    """Change values of all lines of a log."""
+    lines = [json.loads(line) | values for line in path.read_text().splitlines()]
+    write_lines(path, lines)

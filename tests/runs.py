@@ -11,7 +11,7 @@ from unittest.mock import patch
 from torchtitan.distributed import ParallelDims
 
 from experiments.jobs.command import run_command
-from experiments.records.run import Proof
+from experiments.records.run import Attempt, Proof, RunRecord, read_log
 from models.float8 import EMULATED, choose_matmul
 from models.scaling import SCALINGS
 
@@ -27,13 +27,31 @@ def lines_of(run: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def manifest_of(run: Path) -> dict:
-    return json.loads((run / "manifest.json").read_text())
+def record_of(run: Path) -> dict:
+    return json.loads((run / "run.json").read_text())
+
+
+def attempt_of(run: Path) -> dict:
+    """The last attempt on record."""
+    return record_of(run)["attempts"][-1]
+
+
+def proof_of(run: Path) -> Proof:
+    return RunRecord.read(run / "run.json").proof
+
+
+def change_record(run: Path, **values) -> None:
+    """Change values of a run's record, or of its last attempt."""
+    record = record_of(run)
+    for name, value in values.items():
+        changed = record["attempts"][-1] if name in Attempt.model_fields else record
+        changed[name] = value
+    (run / "run.json").write_text(json.dumps(record))
 
 
 def kill(run: Path) -> None:
     """Make a run look as if it was killed between its last step and its end."""
-    (run / "manifest.json").write_text(json.dumps(manifest_of(run) | {"status": "running"}))
+    change_record(run, status="running")
 
 
 def call(main, *arguments) -> tuple[int, str]:
@@ -50,8 +68,11 @@ def call(main, *arguments) -> tuple[int, str]:
 
 
 def losses_of(run: Path) -> list[float]:
-    """One a step."""
-    return [loss for line in lines_of(run) for loss in line["losses"]]
+    """One a step; the last one of a step that was made again."""
+    losses = {}
+    for interval in read_log(run / "metrics.jsonl"):
+        losses |= zip(interval.steps, interval.losses, strict=True)
+    return [losses[step] for step in sorted(losses)]
 
 
 def proves_its_fp8(proof: Proof) -> None:

@@ -32,6 +32,7 @@ ROOMS = {
         "models/gpus",
         "models/scaling",
     ],
+    "tools": ["models", "experiments", "analysis"],
 }
 OURS = ("experiments.", "models.", "analysis.", "extensions.", "tools.", "tests.")
 CORE = ("models", "experiments", "analysis", "launch")

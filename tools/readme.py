@@ -2,8 +2,7 @@
 
     python -m tools.readme
 
-The figure and the page of the kept study are written next to its runs. A test compares all
-generated parts.
+The figure of the kept study is written next to its runs. A test compares all other generated parts.
 """
 
 from itertools import groupby
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from analysis import newest, plots
 from analysis.comparison import compare
-from analysis.page import page, render
+from analysis.page import render
 from analysis.study import read_study
 from tools.compatibility import list_cells
 
@@ -55,5 +54,4 @@ if __name__ == "__main__":
     folder = newest.results()
     comparison = compare(read_study(folder))
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(comparison)))
-    (folder / "report.html").write_text(page(comparison), encoding="utf-8")
-    print(f"wrote summary.png and report.html of {_relative(folder)}")
+    print(f"wrote summary.png of {_relative(folder)}")

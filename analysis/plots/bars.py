@@ -22,7 +22,7 @@ from analysis.plots.style import (
 from analysis.speed import MIN_STEPS
 from analysis.table import measured_runs
 
-# Parts of the time to the end of step 1, as timing.json has them.
+# Parts of the time to the end of step 1, as an attempt's record has them.
 STARTUP = ["import", "data", "compile"]
 # Of these and of the rest. Paul Tol's muted colours, which colour-blind readers tell apart too.
 COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
@@ -100,7 +100,8 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     used = runs.groupby(level=0, sort=False)["mfu_bf16_peak"].mean()
     words = used.map("\nMFU {:.1%}".format).mask(used.isna(), "")
     axes.set_yticklabels(used.index.map(short_name) + words)
-    device = comparison.study.completed[used.index[0]][0].manifest.hardware.name
+    record = comparison.study.completed[used.index[0]][0].record
+    device = record.last_attempt.hardware.name
     text = f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more."
     if not runs.index.is_unique:
         text += " Marks: several runs."

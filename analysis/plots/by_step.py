@@ -223,11 +223,12 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     included = "included" if with_first_step else "left out"
     label = f"seconds ahead of {name(reference)},\nfirst step (compile) {included}"
     finish(axes, label, "{:+,.0f} s")
-    trained = runs[0].manifest
+    record = runs[0].record
     note(
         axes,
-        f"{format_parameters(trained.parameters)} parameters on {trained.world_size} "
-        f"{trained.hardware.name}. The clock starts with {comparison.study.clock_start}.",
+        f"{format_parameters(record.parameters)} parameters on {record.world_size} "
+        f"{record.last_attempt.hardware.name}. The clock starts with "
+        f"{comparison.study.clock_start}.",
     )
     best = comparison.best
     if with_first_step:

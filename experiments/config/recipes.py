@@ -58,7 +58,6 @@ FOUR_RECIPES = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensor
 class Provenance(BaseModel):
     """The section `resolved` of a resolved file: what the recipe was made of.
 
-    In a run's folder it also has what experiments/training/plan.py worked out of the recipe.
     base.yaml has no `base`.
     """
 
@@ -69,7 +68,6 @@ class Provenance(BaseModel):
     overrides: list[str] = []
     # Only overlays turned checkpoints on: no file of a recipe or study, and no command line
     overlay_checkpoints: bool = False
-    plan: dict | None = None
 
 
 @dataclass(frozen=True)
@@ -190,12 +188,8 @@ def load(
         overlays=[*recorded.overlays, *overlays],
         overrides=[*recorded.overrides, *overrides],
         overlay_checkpoints=config.checkpoint.enable and not user_wants_checkpoints,
-        plan=recorded.plan,
     )
-    recipe = Recipe(head.name, head.description, config, extensions, provenance)
-    if provenance.plan and provenance.plan.get("recipe") != recipe.digest:
-        provenance.plan = None  # keys were changed since
-    return recipe
+    return Recipe(head.name, head.description, config, extensions, provenance)
 
 
 def load_recipes(
@@ -259,25 +253,15 @@ def _read_overlay(name: str) -> Layer:
 # ---- write and compare recipes ----
 
 
-def to_yaml(recipe: Recipe, plan=None) -> str:
+def to_yaml(recipe: Recipe) -> str:
     """Write the resolved recipe as YAML: every key of every section.
 
-    With a run's plan, the text also has what the plan worked out. The text loads, as a file, to an
-    equal recipe.
+    The text loads, as a file, to an equal recipe.
     """
     sections = asdict(recipe.config)
     del sections["job"]
-    resolved = recipe.provenance.model_dump()
-    if plan:
-        resolved["plan"] = {
-            "recipe": recipe.digest,
-            "token_file": str(plan.token_file.path),
-            "fp8_layers": sorted(plan.fp8.layers),
-            "fp8_flops_per_token": plan.fp8.flops_per_token,
-        }
-    return dump_yaml(
-        {"name": recipe.name, "description": recipe.description, **sections, "resolved": resolved}
-    )
+    head = {"name": recipe.name, "description": recipe.description}
+    return dump_yaml(head | sections | {"resolved": recipe.provenance.model_dump()})
 
 
 def require_same_recipe(folder: Path, recipe: Recipe) -> None:

@@ -2,9 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from experiments.config.keys import Config  # before torchtitan, for its CPU dev
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from experiments.corpus.tokens import TokenFile, find_token_file_fault, prepare_token_file
+from experiments.corpus.tokens import TokenFile, prepare_token_file
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -27,14 +25,8 @@ def open_data(plan):
     Returns the plan with the token file, and a sentence about what the run reads. Raises
     `InputError`.
     """
-    recorded_plan = plan.recipe.provenance.plan
-    token_file = None
-    if recorded_plan and not find_token_file_fault(Path(recorded_plan["token_file"])):
-        with suppress(InputError):  # a damaged file is prepared again
-            token_file = TokenFile.open(Path(recorded_plan["token_file"]))
-    if token_file is None:
-        token_file = prepare_token_file(plan.config)
-        check_vocabulary(token_file, plan.args.vocab_size)
+    token_file = prepare_token_file(plan.config)
+    check_vocabulary(token_file, plan.args.vocab_size)
     description = describe_data(token_file, plan.config, plan.world_size)
     return replace(plan, token_file=token_file), description
 

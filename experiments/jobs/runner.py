@@ -32,10 +32,10 @@ from experiments.jobs.command import (
 from experiments.records.files import write_whole
 from experiments.records.run import (
     LOG,
-    MANIFEST,
     RECIPE,
-    Manifest,
+    RUN_RECORD,
     RecordError,
+    RunRecord,
     last_interval,
     last_step,
 )
@@ -72,8 +72,9 @@ class RunProcess:
     exit_code: int = EXIT_RESUME
     is_stopping: bool = False  # a request to stop was passed on
     process: subprocess.Popen | None = None
-    # When the process started; None once the notes in the run's manifest are printed
+    # When the process started; None once the notes in the run's record are printed
     unreported_start: datetime | None = None
+    attempt_number: int = 0  # of the process, once its beginning is on record
     gpus: list[str | None] = field(default_factory=list)
     cache_folder: tempfile.TemporaryDirectory | None = None
 
@@ -155,20 +156,21 @@ class RunProcess:
         return f"see {log}"
 
     def _report_notes(self) -> None:
-        """Print the notes in the run's manifest once, as about damaged checkpoints."""
+        """Print the notes in the run's record once, as about damaged checkpoints."""
         if not self.unreported_start:
             return
-        with suppress(RecordError):  # no manifest yet, or the run itself reports its fault
-            manifest = Manifest.read(self.directory / MANIFEST)
-            if manifest.start >= self.unreported_start:
+        with suppress(RecordError):  # no record yet, or the run itself reports its fault
+            attempt = RunRecord.read(self.directory / RUN_RECORD).last_attempt
+            if attempt.start >= self.unreported_start:
                 self.unreported_start = None
-                for note in manifest.notes:
+                self.attempt_number = attempt.number
+                for note in attempt.notes:
                     self.report(note)
 
     def report_progress(self, remaining_s: float) -> None:
         """Print the run's last step, and the remaining seconds of all runs."""
         interval = last_interval(self.directory)
-        if interval:
+        if interval and interval.attempt == self.attempt_number:
             self.report(
                 f"step {interval.step}/{self.steps}  loss {interval.loss or math.nan:.3f}  "
                 f"{interval.tokens_per_s:,.0f} tokens/s  "

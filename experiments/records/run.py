@@ -4,18 +4,19 @@ Training writes with these models and analysis reads with them; nothing else des
 directory. A study's folder has `study.yaml`, what the study was started with.
 
     recipe.yaml         fully resolved: `python -m experiments.run DIR/recipe.yaml` runs it again
-    manifest.json       `Manifest`: code, versions, machine, command; the status, which the end sets
-    metrics.jsonl       a `LogInterval` a line; after kill -9 its last line may be torn
-    timing.json         `Timing`: where the time to the end of the first step went
-    proof.json          `Proof`: what ran in FP8
+    run.json            `RunRecord`: what was trained, every attempt at it, what ran in FP8
+    metrics.jsonl       a `LogInterval` a line, of all attempts; after kill -9 its last line may be
+                        torn. Steps that were made again have several lines: the last one counts
     environment-*.json  `Environment`: all packages and the diff to the commit, once a study
     log.txt             everything that was printed
     tb/                 TensorBoard
     checkpoint/         torchtitan's, where the recipe asks for it
-    attempt<k>/         the records of an earlier attempt that did not end
+
+A directory only grows: an attempt adds itself to run.json and its lines to metrics.jsonl. A study
+that is kept in results/ has two files in place of its runs' directories, see analysis/packed.py.
 
 Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is
-unknown.
+unknown: a fact may be newer than the run.
 """
 
 import errno
@@ -26,6 +27,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -42,17 +44,16 @@ from models.errors import InputError
 
 MOST_BYTES = 2**30  # of a record; a log of a million intervals has 300 MB
 MOST_PLANNED = 5_000  # runs of a study
-LAYOUT_VERSION = 4  # of the directory; a record of another version is refused
+LAYOUT_VERSION = 5  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
 
 RECIPE = "recipe.yaml"
-MANIFEST = "manifest.json"
+RUN_RECORD = "run.json"
 METRICS = "metrics.jsonl"
-TIMING = "timing.json"
-PROOF = "proof.json"
 LOG = "log.txt"
 CHECKPOINT = "checkpoint"
-ATTEMPT = "attempt{}"
+MANIFEST_OF_LAYOUT_4 = "manifest.json"
+PACKED_RUNS = "runs.jsonl"  # of a kept study
 ENVIRONMENT = "environment-{}.json"
 STUDY_FILE = "study.yaml"
 
@@ -60,7 +61,7 @@ STUDY_FILE = "study.yaml"
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # what the length of a range can be
 AtLeast1 = Annotated[int, Field(ge=1, lt=2**63)]
 Steps = Annotated[int, Field(ge=1, le=10**9)]
-Attempt = Annotated[int, Field(ge=1, le=10_000)]
+AttemptNumber = Annotated[int, Field(ge=1, le=10_000)]
 Seed = Annotated[int, Field(ge=0, lt=10**18)]
 Flops = Annotated[int, Field(ge=0, lt=10**24)]
 Number = Annotated[float, Field(ge=-1e39, le=1e39)]  # float32 ends at 3.4e38
@@ -129,19 +130,10 @@ class Record(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a record. Raises `RecordError`."""
-        record = cls.read_if_there(path)
-        if not record:
-            raise RecordError(f"{path}: {os.strerror(errno.ENOENT)}")
-        return record
-
-    @classmethod
-    def read_if_there(cls, path: Path) -> Self | None:
-        """Read a record; None if it is missing: the run may have ended too early to write it.
-
-        Raises `RecordError` if it does not fit.
-        """
         content = read_if_there(path)
-        return None if content is None else cls.parse(content, str(path))
+        if content is None:
+            raise RecordError(f"{path}: {os.strerror(errno.ENOENT)}")
+        return cls.parse(content, str(path))
 
     @classmethod
     def parse(cls, content: bytes, place: str) -> Self:
@@ -161,7 +153,7 @@ class Record(BaseModel):
             raise RecordError(f"{place}: {field}: {message}") from error
 
 
-# ---- manifest.json ----
+# ---- run.json ----
 
 
 class Hardware(Record):
@@ -177,7 +169,7 @@ class Hardware(Record):
     driver: str | None = None
     sm_clock_max_mhz: Number | None = None
     power_limit_w: Number | None = None
-    vboost: Count | None = None  # a trade of memory clock for core clock; null in older records
+    vboost: Count | None = None  # a trade of memory clock for core clock
 
 
 class Peak(Record):
@@ -204,10 +196,17 @@ class Git(Record):
     changes: str | None
 
 
-class Manifest(Record):
-    layout_version: Literal[LAYOUT_VERSION] = LAYOUT_VERSION
+class Timing(Record):
+    time_to_first_step_s: Annotated[float, Field(gt=0, le=1e9)]  # from process start to its end
+    startup: dict[str, Number]  # its breakdown
+    compile_cache: Literal["cold", "warm", "none"]
+
+
+class Attempt(Record):
+    """One process that worked on a run: its code, its machine, its end."""
+
+    number: AttemptNumber
     status: Literal["running", "completed", "interrupted", "diverged", "failed"]
-    attempt: Attempt  # the number of this process
     start: Moment
     end: Moment | None = None
     error: str | None = None
@@ -218,165 +217,16 @@ class Manifest(Record):
     packages: dict[str, str]  # the versions that decide a run: torch, torchao, torchtitan, triton
     environment: str  # the name of the environment file
     git: Git
-    recipe: str
-    base: str | None
-    overlays: list[str]
-    description: str
-    seed: Count
-    steps: Steps  # asked for
-    study_budget_s: Seconds | None = None  # of kept runs, which a time budget may have ended
-    compiled: bool  # the blocks, or the whole model; a compiled loss alone is no such run
-    float8: str | None  # quantize.linear.float8.recipe_name
     fp8_matmul: Fp8Matmul | None
-    world_size: AtLeast1
     hardware: Hardware
     peak_flops: Peak | None  # the datasheet's; null for CPUs and unknown GPUs
-    flavor: str
-    parameters: AtLeast1
-    flops_per_token: Positive
-    flops_per_token_causal: Positive
-    seq_len: AtLeast1
-    dataset: str
-    # The token file: name and digest of its content; null in records older than this field
-    data: str | None = None
     cuda: str | None
-    # Of each rank: the boot id of its machine, and the UUID of its GPU. A CPU has no UUID; both
-    # lists are empty in records older than these fields
+    # Of each rank: the boot id of its machine, and the UUID of its GPU. A CPU has no UUID
     machines: list[str | None] = []
     gpus: list[str | None] = []
-    # Environment variables that can change code or speed; null in records older than this field
-    variables: dict[str, str] | None = None
+    variables: dict[str, str] | None = None  # that can change code or speed
+    timing: Timing | None = None  # once the first step is made
     notes: list[str] = []  # what a reader of the figures should know, seen by the end
-
-
-def check_layout(folder: Path) -> None:
-    """Refuse a run's folder of another layout; what else is wrong in it, the run says.
-
-    Raises `InputError`.
-    """
-    try:
-        Manifest.read_if_there(folder / MANIFEST)
-    except OtherLayout:
-        raise
-    except RecordError:
-        pass
-
-
-class Environment(Record):
-    """All installed packages, and how the code differs from its commit."""
-
-    packages: dict[str, str]
-    diff: str | None
-
-
-# ---- metrics.jsonl ----
-
-
-class LogInterval(Record):
-    """A log interval: a line of metrics.jsonl."""
-
-    step: Steps  # the last of the interval
-    elapsed_s: Seconds  # wall time since the process started
-    loss: Loss  # mean over the interval
-    losses: list[Loss]  # of each step
-    grad_norm: Number | None  # of the last step, before clipping; null where it was not finite
-    lr: Number  # of the last step
-    tokens_per_s: Positive  # over all steps of the interval, padding included
-    valid_tokens_per_s: Annotated[float, Field(ge=0, le=1e39)]  # without padding
-    # Duration of each step, measured from the end of the previous step, so it includes that step's
-    # checkpoint or trace
-    step_s: list[Annotated[float, Field(gt=0, le=1e9)]]
-    # The host's wait for data in each step, which on a GPU may overlap with work
-    data_wait_s: list[Seconds]
-    # Steps that a table's rates leave out: a process's first 10, the first 3 of each stretch that
-    # does the same work (one of them is profiled), and the step after one that saved a checkpoint
-    # or a trace
-    not_steady: list[Steps]
-    # Steps in which the memory of a GPU was short: the allocator gave its cache back, which waits
-    # for the GPU, and asked again
-    allocator_retries: list[Steps] = []
-    # Highest reserved memory of the device (on a CPU: resident set so far)
-    peak_memory_bytes: Count
-    mfu_bf16_peak: Number | None = None  # null where no datasheet gives the peak
-    mfu_fp8_peak: Number | None = None
-    mfu_mixed_peak: Number | None = None
-    # Of kept runs, which looked at the ranges of FP8's weights and gradients
-    fp8_ranges: dict[str, Number | None] = {}
-
-    @model_validator(mode="after")
-    def _one_value_a_step(self) -> "LogInterval":
-        steps = len(self.step_s)
-        if not 0 < steps == len(self.losses) == len(self.data_wait_s) <= self.step:
-            raise ValueError("step_s, losses and data_wait_s have a value for each step")
-        return self
-
-    @property
-    def steps(self) -> range:
-        """The steps of the interval."""
-        return range(self.step - len(self.step_s) + 1, self.step + 1)
-
-    @property
-    def line(self) -> str:
-        """This interval as a line of metrics.jsonl."""
-        return self.model_dump_json(exclude_defaults=True) + "\n"
-
-    def append_to(self, path: Path) -> None:
-        """Add a line to metrics.jsonl at once; a full disk tears at most this last line. Raises
-        OSError."""
-        line = self.line.encode()
-        with disk_full(path, len(line)), open(path, "ab") as file:
-            file.write(line)
-
-
-def read_log(path: Path) -> list[LogInterval]:
-    """Read metrics.jsonl: no intervals if it is missing, without a torn last line. Raises
-    `RecordError`."""
-    lines = (read_if_there(path) or b"").split(b"\n")[:-1]
-    intervals = [LogInterval.parse(line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
-    for before, after in pairwise(intervals):
-        if after.steps[0] <= before.step:
-            raise RecordError(f"{path}: step: the steps of its lines do not ascend")
-    return intervals
-
-
-def missing_steps(steps: Iterable[int], last: int) -> str:
-    """List the numbers from 1 to `last` missing in ascending `steps`, as `1 to 4, 9`.
-
-    Empty if there are none.
-    """
-    gaps = []
-    for before, after in pairwise([0, *steps, last + 1]):
-        if after == before + 2:
-            gaps.append(f"{before + 1}")
-        elif after > before + 2:
-            gaps.append(f"{before + 1} to {after - 1}")
-    return ", ".join(gaps)
-
-
-def last_interval(folder: Path) -> LogInterval | None:
-    """Read the newest whole line of a run's metrics.jsonl; None before the first one."""
-    with suppress(OSError, ValueError, IndexError):
-        line = (folder / METRICS).read_bytes().rsplit(b"\n", 2)[-2]
-        return LogInterval.model_validate_json(line)
-    return None
-
-
-def last_step(folder: Path) -> int:
-    """Read the last step on record; 0 before the first one."""
-    interval = last_interval(folder)
-    return interval.step if interval else 0
-
-
-# ---- timing.json ----
-
-
-class Timing(Record):
-    time_to_first_step_s: Annotated[float, Field(gt=0, le=1e9)]  # from process start to its end
-    startup: dict[str, Number]  # its breakdown
-    compile_cache: Literal["cold", "warm", "none"]
-
-
-# ---- proof.json ----
 
 
 class Stretch(Record):
@@ -421,11 +271,9 @@ class Proof(Record):
     gemm_flops: dict[str, Flops]  # of the last stretch in FP8, where there is one
     fp8_flops: Flops  # per step of one device
     fp8_flops_expected: Flops  # by the converted layers, without what is computed twice
-    fp8_share_of_matmul_flops: Share | None
     stretches: dict[StepName, Stretch]  # by first step, ascending
     attention: str | None = None  # whose kernels computed it
-    # That torch.compile made; null in records older than this field
-    compiled_graphs: Count | None = None
+    compiled_graphs: Count | None = None  # that torch.compile made
     parameters: Parameters
 
     @model_validator(mode="after")
@@ -436,5 +284,178 @@ class Proof(Record):
 
     @property
     def fp8_share(self) -> float:
-        """The FP8 share of the matmul FLOPs, counted anew; 0 without a matmul."""
+        """The FP8 share of the matmul FLOPs; 0 without a matmul."""
         return self.fp8_flops / max(1, sum(self.gemm_flops.values()))
+
+
+class RunRecord(Record):
+    """What a run trains, the attempts at it, and what it proved."""
+
+    layout_version: Literal[LAYOUT_VERSION] = LAYOUT_VERSION
+    recipe: str
+    base: str | None
+    overlays: list[str]
+    description: str
+    seed: Count
+    steps: Steps  # asked for
+    compiled: bool  # the blocks, or the whole model; a compiled loss alone is no such run
+    world_size: AtLeast1
+    flavor: str
+    parameters: AtLeast1
+    flops_per_token: Positive
+    flops_per_token_causal: Positive
+    seq_len: AtLeast1
+    dataset: str
+    data: str | None  # the token file: name and digest of its content
+    attempts: Annotated[list[Attempt], Field(min_length=1)]  # ascending
+    proof: Proof | None = None  # of the steps that count
+
+    @property
+    def last_attempt(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def status(self) -> str:
+        return self.last_attempt.status
+
+
+def read_run_record(folder: Path) -> RunRecord | None:
+    """Read what a run's folder says of the run; None if no attempt was begun.
+
+    Raises `RecordError`, and `OtherLayout` for a folder of another layout.
+    """
+    if (folder / RUN_RECORD).exists():
+        return RunRecord.read(folder / RUN_RECORD)
+    if (folder / MANIFEST_OF_LAYOUT_4).exists():
+        raise OtherLayout(
+            f"{folder}: this directory has layout 4 or older, and this code reads "
+            f"{LAYOUT_VERSION}: convert it, or its study's folder: python -m tools.convert "
+            f"{quote(str(folder))}"
+        )
+    return None
+
+
+def check_layout(folder: Path) -> None:
+    """Refuse a run's folder of another layout; what else is wrong in it, the run says.
+
+    Raises `InputError`.
+    """
+    try:
+        read_run_record(folder)
+    except OtherLayout:
+        raise
+    except RecordError:
+        pass
+
+
+class Environment(Record):
+    """All installed packages, and how the code differs from its commit."""
+
+    packages: dict[str, str]
+    diff: str | None
+
+
+# ---- metrics.jsonl ----
+
+
+class LogInterval(Record):
+    """A log interval: a line of metrics.jsonl. An extension adds a section of its name."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, dict[str, Number | None]]
+
+    attempt: AttemptNumber
+    step: Steps  # the last of the interval
+    elapsed_s: Seconds  # wall time since the attempt's process started
+    loss: Loss  # mean over the interval
+    losses: list[Loss]  # of each step
+    grad_norm: Number | None  # of the last step, before clipping; null where it was not finite
+    lr: Number  # of the last step
+    tokens_per_s: Positive  # over all steps of the interval, padding included
+    valid_tokens_per_s: Annotated[float, Field(ge=0, le=1e39)]  # without padding
+    # Duration of each step, measured from the end of the previous step, so it includes that step's
+    # checkpoint or trace
+    step_s: list[Annotated[float, Field(gt=0, le=1e9)]]
+    # The host's wait for data in each step, which on a GPU may overlap with work
+    data_wait_s: list[Seconds]
+    # Steps that a table's rates leave out: a process's first 10, the first 3 of each stretch that
+    # does the same work (one of them is profiled), and the step after one that saved a checkpoint
+    # or a trace
+    not_steady: list[Steps]
+    # Steps in which the memory of a GPU was short: the allocator gave its cache back, which waits
+    # for the GPU, and asked again
+    allocator_retries: list[Steps] = []
+    # Highest reserved memory of the device (on a CPU: resident set so far)
+    peak_memory_bytes: Count
+    mfu_bf16_peak: Number | None = None  # null where no datasheet gives the peak
+    mfu_fp8_peak: Number | None = None
+    mfu_mixed_peak: Number | None = None
+
+    @model_validator(mode="after")
+    def _one_value_a_step(self) -> "LogInterval":
+        steps = len(self.step_s)
+        if not 0 < steps == len(self.losses) == len(self.data_wait_s) <= self.step:
+            raise ValueError("step_s, losses and data_wait_s have a value for each step")
+        return self
+
+    @property
+    def steps(self) -> range:
+        """The steps of the interval."""
+        return range(self.step - len(self.step_s) + 1, self.step + 1)
+
+    def append_to(self, path: Path) -> None:
+        """Add a line to metrics.jsonl at once; a full disk tears at most this last line. Raises
+        OSError."""
+        line = f"{self.model_dump_json(exclude_defaults=True)}\n".encode()
+        with disk_full(path, len(line)), open(path, "ab") as file:
+            file.write(line)
+
+
+def read_log(path: Path) -> list[LogInterval]:
+    """Read the lines of all attempts: none if the file is missing, and no torn last line.
+
+    Raises `RecordError`.
+    """
+    lines = (read_if_there(path) or b"").split(b"\n")[:-1]
+    intervals = [LogInterval.parse(line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
+    for before, after in pairwise(intervals):
+        is_later = after.attempt > before.attempt
+        if not is_later and (after.attempt < before.attempt or after.steps[0] <= before.step):
+            raise RecordError(f"{path}: step: the steps of an attempt's lines do not ascend")
+    return intervals
+
+
+def cut_torn_line(path: Path) -> None:
+    """Take a torn last line off metrics.jsonl, which the next line would be added to. Raises
+    OSError."""
+    with suppress(FileNotFoundError), open(path, "r+b") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def missing_steps(steps: Iterable[int], last: int) -> str:
+    """List the numbers from 1 to `last` missing in `steps`, as `1 to 4, 9`.
+
+    Empty if there are none.
+    """
+    known = sorted({step for step in steps if step <= last})
+    gaps = []
+    for before, after in pairwise([0, *known, last + 1]):
+        if after == before + 2:
+            gaps.append(f"{before + 1}")
+        elif after > before + 2:
+            gaps.append(f"{before + 1} to {after - 1}")
+    return ", ".join(gaps)
+
+
+def last_interval(folder: Path) -> LogInterval | None:
+    """Read the newest whole line of a run's metrics.jsonl; None before the first one."""
+    with suppress(OSError, ValueError, IndexError):
+        line = (folder / METRICS).read_bytes().rsplit(b"\n", 2)[-2]
+        return LogInterval.model_validate_json(line)
+    return None
+
+
+def last_step(folder: Path) -> int:
+    """Read the last step on record; 0 before the first one."""
+    interval = last_interval(folder)
+    return interval.step if interval else 0

@@ -7,7 +7,6 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -55,12 +53,10 @@ from models.errors import InputError
 FAILURES = (Exception, CheckpointException, KeyboardInterrupt)  # two are BaseExceptions
 # Triton may be installed under another name
 _DECISIVE = ("torch", "torchao", "torchtitan", "triton")
-# The manifest last: a start that is killed while it moves them is repeated
-_MOVED = (records.METRICS, records.TIMING, records.PROOF, records.MANIFEST)
 
 
 class End(NamedTuple):
-    """Status for the manifest, exit code, error sentence."""
+    """Status for the record, exit code, error sentence."""
 
     status: str
     code: int
@@ -137,21 +133,21 @@ def train(
     for topic, finding in findings:
         level = logging.WARNING if topic == machine.TORCH else logging.INFO
         logging.log(level, f"{topic}: {finding}")
-    for sentence in directory.said if directory else ():
-        logging.warning(sentence)
+    for note in directory.attempt.notes if directory else ():
+        logging.warning(note)
     try:
-        trainer = Trainer(plan, stop, out if directory else None)
+        trainer = Trainer(plan, stop, directory)
         ranks = places.of_all_ranks(trainer.all_reduce)
         if directory:
-            directory.add_places(ranks)
+            directory.attempt.machines = ranks["machines"]
+            directory.attempt.gpus = ranks["gpus"]
+            directory.write()
         trainer.train(after)
     except FAILURES as error:
         end = _end(error, stop, plan, out)
     if trainer and directory:
         with only_logged("could not note what a reader should know"):
-            directory.note(trainer.notes())
-        if end.status == "completed":
-            directory.check_log(plan.config.training.steps)
+            directory.attempt.notes += trainer.notes()
     if trainer:
         with only_logged("could not close the run cleanly"):
             trainer.close()
@@ -218,110 +214,45 @@ def only_logged(sentence: str):
 class RunDirectory:
     """A run directory, locked against other processes.
 
-    `step`: of the checkpoint to go on from; 0: none. `said`: sentences for the log.
+    `step`: of the checkpoint to go on from; 0: none. `record`: of the run; `attempt`: the last one
+    of the record, which is this process. `write` puts changes of both on record.
     """
 
     def __init__(self, path: Path, plan: Plan):
-        """Lock the directory, set the records of an unfinished run aside, write recipe and
-        manifest.
+        """Lock the directory, and put the beginning of this attempt on record.
 
         Raises `InputError` if the directory holds something else than this run unfinished, and if
         another live process holds it; then no record in it has changed. Raises OSError.
         """
         self.path = path
-        self._lock, earlier = _claim(path, plan.config.training.steps)
+        self._lock, earlier, log = _claim(path, plan.config.training.steps)
         require_same_recipe(path, plan.recipe)
         self.keeps_checkpoint = not plan.recipe.provenance.overlay_checkpoints
-        self.step, self.said = 0, []
+        self.step, notes = 0, []
         if plan.config.checkpoint.enable:
             folder, last = path / records.CHECKPOINT, plan.config.training.steps
-            self.step, self.said = checkpoint.newest(folder, plan.identity, last)
+            self.step, notes = checkpoint.newest(folder, plan.identity, last)
             if not self.step:
                 _check_first(plan.config.checkpoint.initial_load_path)
-        write_whole(path / records.RECIPE, to_yaml(plan.recipe, plan))
+        write_whole(path / records.RECIPE, to_yaml(plan.recipe))
         (path / records.LOG).touch()  # recipe and log first: a full disk stops here
-        attempt = self._set_aside(earlier)
-        self.manifest = _manifest(plan, attempt, path)
-        taken, source = self._earlier_log(attempt - 1)
-        self.said += self._beginning(attempt - 1, taken, plan.config.checkpoint.enable)
-        self.note([])
-        self.manifest.write(path / records.MANIFEST)
-        self._take_over(taken, source)
-
-    def _set_aside(self, earlier: records.Manifest | None) -> int:
-        """Move the records of an unfinished attempt to attempt<k>/; return the next number.
-
-        k is the manifest's attempt; without a manifest, one more than there are attempt<k>/. The
-        next number is k + 1 once attempt<k>/ is there, and k where nothing was to move.
-        """
-        attempt = earlier.attempt if earlier else len(list(self.path.glob("attempt*"))) + 1
-        aside = self.path / records.ATTEMPT.format(attempt)
-        for name in _MOVED:
-            if (self.path / name).exists():
-                aside.mkdir(exist_ok=True)
-                (self.path / name).rename(aside / name)
-        return attempt + 1 if aside.exists() else attempt
-
-    def _earlier_log(self, attempts: int) -> tuple[list[records.LogInterval], Path | None]:
-        """Read the intervals up to the checkpoint, each step's of its newest attempt; return the
-        folder of the newest attempt with any, too."""
-        taken, steps, source = [], set(), None
-        for attempt in range(attempts, 0, -1):
-            earlier = self.path / records.ATTEMPT.format(attempt)
-            for interval in records.read_log(earlier / records.METRICS):
-                if interval.step <= self.step and steps.isdisjoint(interval.steps):
-                    taken.append(interval)
-                    steps.update(interval.steps)
-                    source = source or earlier
-        return sorted(taken, key=attrgetter("step")), source
-
-    def _beginning(self, attempts: int, taken: list, has_checkpoints: bool) -> list[str]:
-        """Word what a resume lost: the steps to make again from the first on, or missing records.
-
-        `taken`: the intervals up to the checkpoint.
-        """
+        attempts = earlier.attempts if earlier else []
+        numbers = [each.number for each in attempts] + [interval.attempt for interval in log]
+        self.attempt = _attempt(plan, max(numbers, default=0) + 1, path)
         if self.step:
-            return lost_steps(self.path, taken, self.step)
-        if not attempts:
-            return []
-        made = max(
-            records.last_step(self.path / records.ATTEMPT.format(attempt))
-            for attempt in range(1, attempts + 1)
-        )
-        why = "there is no whole checkpoint" if has_checkpoints else "checkpoint.enable is false"
-        again = f", and makes {made} steps on record again" if made else ""
-        return [f"{why}: the run begins again at step 1{again}"]
+            notes += _lost_steps(path, log, self.step)
+        elif numbers:
+            notes += _begins_again(log, plan.config.checkpoint.enable)
+        self.attempt.notes = notes
+        self.record = _run_record(plan, [*attempts, self.attempt])
+        if earlier and self.step:
+            self.record.proof = earlier.proof
+        self.write()
+        records.cut_torn_line(path / records.METRICS)
 
-    def _take_over(self, taken: list[records.LogInterval], source: Path | None) -> None:
-        """Copy what an earlier attempt recorded up to the checkpoint: the intervals, and the proof.
-
-        An attempt that trains far enough writes a proof of its own.
-        """
-        if source:
-            lines = [interval.line for interval in taken]
-            write_whole(self.path / records.METRICS, "".join(lines))
-            if (source / records.PROOF).exists():
-                shutil.copy(source / records.PROOF, self.path)
-
-    def note(self, notes: list[str]) -> None:
-        """Put sentences into the manifest, after what the start of the run said."""
-        self.manifest.notes = [*self.said, *notes]
-
-    def check_log(self, last: int) -> None:
-        """Note the steps of a completed run without a record."""
-        try:
-            lost = lost_steps(self.path, records.read_log(self.path / records.METRICS), last)
-        except (OSError, records.RecordError) as error:
-            lost = [f"{error}: a report leaves this run out"]
-        for sentence in lost:
-            logging.warning(sentence)
-            if sentence not in self.manifest.notes:
-                self.manifest.notes.append(sentence)
-
-    def add_places(self, ranks: dict[str, list[str | None]]) -> None:
-        """Add the machine and the GPU of each rank to the manifest. Raises OSError."""
-        self.manifest = self.manifest.model_copy(update=ranks)
-        self.manifest.write(self.path / records.MANIFEST)
+    def write(self) -> None:
+        """Write run.json. Raises OSError."""
+        self.record.write(self.path / records.RUN_RECORD)
 
     def finish(self, end: End) -> None:
         """Put the end on record and on the screen, and unlock the directory.
@@ -329,12 +260,14 @@ class RunDirectory:
         A completed run keeps no checkpoint unless somebody asked for one. All ranks have written
         theirs by then, since a save ends in all ranks at once.
         """
-        ended = {"status": end.status, "error": end.error, "end": datetime.now(UTC)}
+        self.attempt.status = end.status
+        self.attempt.error = end.error
+        self.attempt.end = datetime.now(UTC)
         line = f"{end.status}: {self.path}"
         if end.error:
             line += f" ({end.error})"
         try:
-            self.manifest.model_copy(update=ended).write(self.path / records.MANIFEST)
+            self.write()
             if end.status == "completed" and not self.keeps_checkpoint:
                 for sentence in checkpoint.delete_all(self.path / records.CHECKPOINT):
                     logging.info(sentence)
@@ -344,13 +277,20 @@ class RunDirectory:
         print(line)
 
 
-def lost_steps(path: Path, log: list[records.LogInterval], last: int) -> list[str]:
+def _lost_steps(path: Path, log: list[records.LogInterval], last: int) -> list[str]:
     """Word the steps from 1 to `last` without a line in a run's log."""
-    steps = chain.from_iterable(interval.steps for interval in log)
-    lost = records.missing_steps(steps, last)
+    lost = records.missing_steps(chain(*(interval.steps for interval in log)), last)
     file = path / records.METRICS
     sentence = f"{file} has lost lines: steps {lost} are not on record: a report leaves the run out"
     return [sentence] if lost else []
+
+
+def _begins_again(log: list[records.LogInterval], has_checkpoints: bool) -> list[str]:
+    """Word which steps on record are made again, and the reason."""
+    reason = "there is no whole checkpoint" if has_checkpoints else "checkpoint.enable is false"
+    made = max((interval.step for interval in log), default=0)
+    again = f", and makes {made} steps on record again" if made else ""
+    return [f"{reason}: the run begins again at step 1{again}"]
 
 
 def _check_first(path: str | None) -> None:
@@ -365,20 +305,23 @@ def _check_first(path: str | None) -> None:
         )
 
 
-def _claim(path: Path, steps: int) -> tuple[TextIO, records.Manifest | None]:
-    """Lock a run's folder; return the lock, and the manifest of an unfinished run in it.
+def _claim(
+    path: Path, steps: int
+) -> tuple[TextIO, records.RunRecord | None, list[records.LogInterval]]:
+    """Lock a run's folder; return the lock, and the records of an unfinished run in it.
 
     Raises `InputError` if the folder holds something else.
     """
-    check_folder(path, "run", records.RECIPE, records.MANIFEST)
+    check_folder(path, "run", records.RECIPE, records.RUN_RECORD, records.MANIFEST_OF_LAYOUT_4)
     lock = lock_folder(path, "run")
     try:
-        earlier = records.Manifest.read_if_there(path / records.MANIFEST)
-        for folder in (path, *path.glob(records.ATTEMPT.format("*"))):
-            records.read_log(folder / records.METRICS)
+        earlier = records.read_run_record(path)
+        log = records.read_log(path / records.METRICS)
+    except records.OtherLayout:
+        raise
     except records.RecordError as error:
-        mend = "move it away to go on with the run, or choose another --out"
-        raise InputError(f"{path} holds a damaged record: {mend}:\n{error}") from None
+        fix = "move it away to go on with the run, or choose another --out"
+        raise InputError(f"{path} holds a damaged record: {fix}:\n{error}") from None
     if earlier and earlier.status == "completed":
         sentence = f"{path} holds a completed run: choose another --out, or delete it"
         if steps > earlier.steps:
@@ -393,22 +336,44 @@ def _claim(path: Path, steps: int) -> tuple[TextIO, records.Manifest | None]:
                 f"; checkpoint.enable=true {shlex.quote(key)} begins it with this run's weights"
             )
         raise InputError(sentence)
-    return lock, earlier
+    return lock, earlier, log
 
 
 # ---- what a run says of itself ----
 
 
-def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
-    """Write down what runs where, for the manifest; write the environment file."""
+def _run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecord:
+    """Write down what is trained."""
     recipe, config, training = plan.recipe, plan.config, plan.config.training
+    return records.RunRecord(
+        recipe=recipe.name,
+        base=recipe.provenance.base,
+        overlays=recipe.provenance.overlays,
+        description=recipe.description,
+        seed=config.debug.seed,
+        steps=training.steps,
+        compiled=config.compile.compiles_model,
+        world_size=plan.world_size,
+        flavor=_label(config),
+        parameters=plan.args.parameters(),
+        flops_per_token=plan.flops_per_token,
+        flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
+        seq_len=training.seq_len,
+        dataset=training.dataset,
+        data=plan.token_file.path.name,
+        attempts=attempts,
+    )
+
+
+def _attempt(plan: Plan, number: int, path: Path) -> records.Attempt:
+    """Write down what works on the run, and where; write the environment file."""
     matmul, peak = plan.fp8.matmul, device.find_peak_rates()
     commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
     packages = _packages()
     environment = records.Environment(packages=dict(sorted(packages.items())), diff=diff)
-    return records.Manifest(
+    return records.Attempt(
+        number=number,
         status="running",
-        attempt=attempt,
         start=datetime.now(UTC),
         command=shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
         host=socket.gethostname(),
@@ -417,25 +382,9 @@ def _manifest(plan: Plan, attempt: int, path: Path) -> records.Manifest:
         packages={name: packages[name] for name in _DECISIVE if name in packages},
         environment=_write_environment(path, environment),
         git={"commit": commit and commit.strip(), "changes": diff and hash_text(diff)},
-        recipe=recipe.name,
-        base=recipe.provenance.base,
-        overlays=recipe.provenance.overlays,
-        description=recipe.description,
-        seed=config.debug.seed,
-        steps=training.steps,
-        compiled=config.compile.compiles_model,
-        float8=plan.fp8.recipe_name,
         fp8_matmul=matmul and {"how": matmul.kind, "why": matmul.reason},
-        world_size=plan.world_size,
-        flavor=_label(config),
         hardware=machine.hardware(),
         peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
-        parameters=plan.args.parameters(),
-        flops_per_token=plan.flops_per_token,
-        flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
-        seq_len=training.seq_len,
-        dataset=training.dataset,
-        data=plan.token_file.path.name,
         cuda=torch.version.cuda,
         variables=places.variables(),
     )

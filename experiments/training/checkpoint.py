@@ -318,7 +318,7 @@ def find_damage(checkpoint: Path) -> str:
             raise InputError(
                 f"{checkpoint} is whole, and PyTorch {torch.__version__} cannot read it "
                 f"({type(error).__name__}: {error}): resume with the PyTorch that wrote it, which "
-                "manifest.json names, or choose another --out"
+                "run.json names, or choose another --out"
             ) from error
         return f"{type(error).__name__}: {error}"
     try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torchtitan.components.metrics import MetricsProcessor
 from experiments.records.run import METRICS, LogInterval, Timing
 from experiments.training.plan import Plan
 from models import device
+
+if TYPE_CHECKING:
+    from experiments.training.attempt import RunDirectory
 
 # ---- the start, to the end of the first step ----
 
@@ -77,14 +81,18 @@ class Meter:
     """Collects the steps of a log interval, and records it."""
 
     def __init__(
-        self, plan: Plan, processor: MetricsProcessor, all_reduce: Callable, folder: Path | None
+        self,
+        plan: Plan,
+        processor: MetricsProcessor,
+        all_reduce: Callable,
+        directory: "RunDirectory | None",
     ):
         """Begin an interval now. `processor` is torchtitan's, with the waits for micro-batches;
-        `all_reduce` adds up values of a run's processes; `folder` is that of the records."""
+        `all_reduce` adds up values of a run's processes; `directory` takes the records."""
         self.plan = plan
         self.processor = processor
         self.all_reduce = all_reduce
-        self.folder = folder
+        self.directory = directory
         self._empty()
         self.retries_so_far = device.allocator_retries()
         self.stopwatch = device.Stopwatch()  # a lap is a step
@@ -120,6 +128,7 @@ class Meter:
         seconds = sum(step_s)
         tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device
         interval = LogInterval(
+            attempt=self.directory.attempt.number if self.directory else 1,
             step=step,
             elapsed_s=round(seconds_since_process_start(), 3),
             loss=finite(losses.mean().item()),
@@ -135,8 +144,8 @@ class Meter:
             peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
             **utilisation(self.plan, tokens_per_s, in_fp8),
         )
-        if self.folder:
-            interval.append_to(self.folder / METRICS)
+        if self.directory:
+            interval.append_to(self.directory.path / METRICS)
         self._empty()
         return interval
 

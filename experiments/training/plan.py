@@ -18,7 +18,6 @@ from models import float8
 from models.architectures import build_model, model_args
 from models.errors import InputError
 from models.flops import estimate_recipe_memory
-from models.scaling import SCALINGS
 
 if TYPE_CHECKING:
     from experiments.corpus.tokens import TokenFile
@@ -85,22 +84,13 @@ def plan(recipe: recipes.Recipe) -> Plan:
 
 
 def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
-    """Choose what runs in FP8.
-
-    A run's own recipe.yaml has its layers; how their matrices are multiplied is this machine's.
-    """
-    keys, earlier = recipe.config.quantize.linear.float8, recipe.provenance.plan
+    """Choose what runs in FP8."""
+    keys = recipe.config.quantize.linear.float8
     if keys.recipe_name is None:
         return float8.Float8Choice()
-    if not earlier:
-        with torch.device("meta"):  # modules by name, no weights
-            model = build_model(recipe.config)
-        return float8.choose_float8(model, keys)
-    scaling, layers = SCALINGS[keys.recipe_name], frozenset(earlier["fp8_layers"])
-    matmul = float8.choose_matmul(scaling, keys.emulate)
-    return float8.Float8Choice(
-        keys.recipe_name, scaling, layers, matmul, earlier["fp8_flops_per_token"]
-    )
+    with torch.device("meta"):  # modules by name, no weights
+        model = build_model(recipe.config)
+    return float8.choose_float8(model, keys)
 
 
 def require_no_sharding(config, args, fp8_layers: Set[str]) -> tuple[int, int]:

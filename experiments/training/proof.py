@@ -20,7 +20,7 @@ The trainer calls, in this order:
     Proof(...)     checks claim 1, and which layers were converted
     movement()     around the first optimizer step: checks claim 3
     profile(step)  around one step, mostly the third: checks claim 2
-    record()       gives the contents of proof.json
+    record()       gives the proof of run.json
 """
 
 import math
@@ -178,12 +178,11 @@ class Proof:
         weights = sum(local_tensor(parameter).nbytes for parameter in owned)
         return {"weights": weights / elements, "states": states / elements}
 
-    # ---- proof.json ----
+    # ---- the record ----
 
     def record(self) -> records.Proof:
         """Sum up the evidence."""
         plan, profiled = self.plan, self.profiled
-        total = sum(profiled.gemm_flops.values())
         return records.Proof(
             recipe_name=plan.fp8.recipe_name,
             emulated=plan.fp8.emulated,
@@ -192,7 +191,6 @@ class Proof:
             gemm_flops=profiled.gemm_flops,
             fp8_flops=profiled.fp8_flops,
             fp8_flops_expected=plan.fp8.flops_per_token * plan.tokens,
-            fp8_share_of_matmul_flops=profiled.fp8_flops / total if total else None,
             stretches={"1": profiled},  # by first step: one stretch, unless an extension splits it
             attention=self.attention,
             compiled_graphs=compiled_graphs(),

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import torch
@@ -28,7 +28,7 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import BatchLoader
 from experiments.jobs.command import Interrupted, StopRequest
-from experiments.records.run import NOT_STEADY_STEPS, PROOF, TIMING
+from experiments.records.run import NOT_STEADY_STEPS
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
 from experiments.training.plan import Plan
@@ -36,6 +36,9 @@ from experiments.training.proof import Proof
 from models import float8
 from models.architectures import find_architecture, parallelize_model
 from models.device import local_tensor
+
+if TYPE_CHECKING:
+    from experiments.training.attempt import RunDirectory
 
 # Steps of a stretch, whose steps do the same work, counted from 1. The first compiles, and the
 # second may compile again.
@@ -100,13 +103,13 @@ def clip(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
 
 
 class Trainer(titan.Trainer):
-    """One run of a plan. Its records go into a folder, if there is one."""
+    """One run of a plan. Its records go into a run directory, if there is one."""
 
     checkpointer: Checkpoints
 
-    def __init__(self, plan: Plan, stop: StopRequest, folder: Path | None = None):
+    def __init__(self, plan: Plan, stop: StopRequest, directory: "RunDirectory | None" = None):
         TIMELINE.mark("setup")
-        self.plan, self.stop, self.folder = plan, stop, folder
+        self.plan, self.stop, self.directory = plan, stop, directory
         config = plan.config
 
         # In here, in this order: process group, loader, model on the meta device, FP8 conversion,
@@ -200,7 +203,7 @@ class Trainer(titan.Trainer):
         """Begin the steps of this process, after a checkpoint's if there is one."""
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
-        self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.folder)
+        self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.directory)
 
     def _save(self) -> None:
         """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
@@ -288,13 +291,15 @@ class Trainer(titan.Trainer):
     def _record_step(self) -> None:
         """Record where the time to the end of the first step went, and the proof of a profiled
         step."""
-        if self.folder and self.step == self.first_step:
-            TIMELINE.end_first_step().write(self.folder / TIMING)
-        if self.folder and self.step == self.profiled_step:
+        if self.directory and self.step == self.first_step:
+            self.directory.attempt.timing = TIMELINE.end_first_step()
+            self.directory.write()
+        if self.directory and self.step == self.profiled_step:
             evidence = self.plan.recipe.find_hook(
                 "evidence", lambda trainer: trainer.proof.record()
             )
-            evidence(self).write(self.folder / PROOF)
+            self.directory.record.proof = evidence(self)
+            self.directory.write()
 
     def _disturb_next_step(self) -> None:
         """Count the next step as not steady: this one ends with a checkpoint or in a trace."""

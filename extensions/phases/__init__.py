@@ -5,10 +5,9 @@ A phase is the steps from one switch to the next. Parameters and optimizer stay 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from experiments.records.run import PROOF, AtLeast1, Proof
+from experiments.records.run import AtLeast1, Proof
 
 
 @dataclass
@@ -106,7 +105,7 @@ def evidence(trainer) -> Proof:
     if phase_start > trainer.first_step:
         profiled.compile_s = compiled_s() - trainer.compiled_before_s
     stretches = {}
-    recorded = Proof.read_if_there(Path(trainer.job_config.job.dump_folder) / PROOF)
+    recorded = trainer.directory.record.proof
     if recorded:
         stretches = {
             start: stretch

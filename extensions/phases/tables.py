@@ -33,7 +33,7 @@ def measure_run(run: Run) -> dict[str, float]:
     wall_s = run.steps["elapsed"].max()
     compile_s = sum(stretch.compile_s for stretch in run.proof.stretches.values())
     fp8_share = run.steps["in_fp8"].mean()
-    if run.manifest.float8 is None:
+    if run.proof.recipe_name is None:
         fp8_share = 0.0
     return {
         "steps in FP8": fp8_share,

@@ -15,7 +15,15 @@ import pandas as pd
 from analysis.newest import ROOT, NothingToShow
 from analysis.runs import Run
 from analysis.study import Study, StudyError
-from experiments.records.run import NOT_STEADY_STEPS, Git, Hardware, Manifest, StudyFile, Timing
+from experiments.records.run import (
+    NOT_STEADY_STEPS,
+    Attempt,
+    Git,
+    Hardware,
+    RunRecord,
+    StudyFile,
+    Timing,
+)
 from models.gpus import GPUS
 
 FOLDER = ROOT / os.environ.get("PUBLISHED_LOGS", "published_logs")
@@ -54,19 +62,22 @@ def read_log(path: Path) -> Run:
     except (ValueError, KeyError) as error:
         raise StudyError(f"{path}: is not a log of the published project") from error
     name = path.stem.partition("_2025")[0]  # a time follows
-    manifest = Manifest.model_construct(
+    attempt = Attempt.model_construct(
         host="host unknown",
         start=lines["timestamp"].iloc[0],
-        world_size=1,
         hardware=Hardware.model_construct(type="cuda", name="NVIDIA GH200"),
         peak_flops=GPUS["gh200"],
+        packages={},
+        git=Git(commit=None, changes=None),
+    )
+    record = RunRecord.model_construct(
+        world_size=1,
         flavor="8B-published",
         parameters=8_053_329_920,
         flops_per_token=51_541_204_992,
         seq_len=4096,
         dataset="of the published project",
-        packages={},
-        git=Git(commit=None, changes=None),
+        attempts=[attempt],
     )
     timing = Timing(time_to_first_step_s=steps["elapsed"][1], startup={}, compile_cache="none")
     return Run(
@@ -75,7 +86,7 @@ def read_log(path: Path) -> Run:
         path=path,
         ending="completed",
         steps=steps,
-        manifest=manifest,
+        record=record,
         timings=[timing],
         place="host unknown",
     )

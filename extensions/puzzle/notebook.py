@@ -51,7 +51,7 @@ plots.loss_difference(comparison)
 # %% [markdown]
 # ## Who owns what
 #
-# Parameter tensors, from each run's `proof.json`. Orphans are trainable, get a gradient and are in
+# Parameter tensors, from each run's proof. Orphans are trainable, get a gradient and are in
 # no optimizer. The first optimizer step moved some of the tensors that it should move, and others
 # stayed still. Norm weights of 1 are neither, because bf16 cannot hold so small a step.
 # `elements_in_optimizer` counts numbers, not tensors.

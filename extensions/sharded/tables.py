@@ -4,7 +4,6 @@ import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison
 from analysis.notebook_tables import proofs
-from experiments.records.run import METRICS, read_log
 
 COMPUTE = "tensorwise_fp8_compiled"
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
@@ -44,8 +43,8 @@ def same_numbers(comparison: Comparison) -> list[str]:
     """
     numbers = {}
     for recipe, runs in comparison.study.completed.items():
-        log = read_log(runs[0].path / METRICS)
-        numbers[recipe] = {(interval.step, interval.loss, interval.grad_norm) for interval in log}
+        logged = runs[0].steps[["loss", "grad_norm"]].dropna()
+        numbers[recipe] = {*logged.itertuples(name=None)}
     compute, lines = numbers[COMPUTE], []
     for recipe, own in numbers.items():
         if recipe not in (COMPILED, COMPUTE):

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,12 @@ BOMB = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise(
 
 def lines(file: Path) -> list[str]:
     return file.read_text().splitlines(keepends=True)
+
+
+def change_attempts(file: Path, change: Callable[[list], object]) -> None:
+    record = json.loads(file.read_text())
+    change(record["attempts"])
+    file.write_text(json.dumps(record))
 
 
 def test_a_resumed_run_counts_its_attempts_once(tmp_path):
@@ -50,11 +57,12 @@ def test_a_failure_counts_whose_steps_were_made_again(tmp_path, attempt, earlier
 
 
 def test_a_resumed_run_keeps_the_values_of_its_attempts(tmp_path):
-    """Another machine shows; that the run was made longer is no difference."""
+    """Another machine shows."""
     study(tmp_path, "C", [0], steps=40, changes=[{"earlier": [[20, 20, "interrupted"]]}])
-    file = tmp_path / "baseline_compiled/seed0/attempt1/manifest.json"
-    manifest = json.loads(file.read_text()) | {"steps": 20, "python": "3.0"}
-    file.write_text(json.dumps(manifest))
+    file = tmp_path / "baseline_compiled/seed0/run.json"
+    record = json.loads(file.read_text())
+    record["attempts"][0]["python"] = "3.0"
+    file.write_text(json.dumps(record))
     [run] = read_study(tmp_path).runs
     assert run.facts["steps"] == 40 and run.facts["python"].startswith("3.0, then ")
 
@@ -90,9 +98,10 @@ def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
     [
         ("metrics.jsonl", lambda file: file.write_text("".join(lines(file)[5:]))),
         ("metrics.jsonl", lambda file: file.write_text("".join(lines(file)[:5] + lines(file)[6:]))),
-        ("attempt1/metrics.jsonl", Path.unlink),
-        ("attempt1/timing.json", Path.unlink),
-        ("timing.json", Path.unlink),
+        ("metrics.jsonl", lambda file: file.write_text("".join(reversed(lines(file))))),
+        ("run.json", lambda file: change_attempts(file, lambda attempts: attempts.pop(0))),
+        ("run.json", lambda file: change_attempts(file, lambda attempts: attempts.pop())),
+        ("run.json", lambda file: change_attempts(file, lambda each: each[0].pop("timing"))),
         ("recipe.yaml", lambda file: file.write_text("a: &a [1, 2]\nb: &b [*a, *a]\n" + BOMB)),
         ("recipe.yaml", lambda file: file.write_text("[" * 10_000)),
         ("recipe.yaml", lambda file: file.write_text("1: [2001-01-01]")),
@@ -157,7 +166,9 @@ def test_a_copy_is_left_out_by_name(usual, copy):
 def test_a_copy_that_was_made_while_the_run_ran_is_left_out(tmp_path):
     resumed = [{"runs": ["C/0"], "earlier": [[20, 20, "interrupted"]]}]
     folder = study(tmp_path, "CT", steps=40, changes=resumed) / "baseline_compiled"
-    shutil.copytree(folder / "seed0/attempt1", folder / "before")
+    copy = shutil.copytree(folder / "seed0", folder / "before")
+    change_attempts(copy / "run.json", lambda attempts: attempts.pop())
+    (copy / "metrics.jsonl").write_text("".join(lines(copy / "metrics.jsonl")[:4]))
     assert names(read_study(tmp_path)) == COMPLETED
 
 
@@ -220,7 +231,7 @@ def test_a_link_does_not_lead_out_of_what_somebody_else_sent(usual, tmp_path, mo
     lstat = Path.lstat
     sender = os.stat_result([0, 0, 0, 0, os.geteuid() + 1, *[0] * 5])
     monkeypatch.setattr(Path, "lstat", lambda path: sender if path == link else lstat(path))
-    assert {run.recipe for run in read_study(usual).runs if run.manifest} == {FP8}
+    assert {run.recipe for run in read_study(usual).runs if run.record} == {FP8}
 
 
 def test_a_study_within_a_study_changes_no_plan(usual, tmp_path):

@@ -10,7 +10,7 @@ import extensions
 from experiments.config import keys, yaml_with_origins
 from tests import processes
 from tests.processes import ROOT
-from tests.runs import SMALLEST, TINY, manifest_of
+from tests.runs import SMALLEST, TINY, attempt_of
 
 KEYS = [*TINY, SMALLEST, "training.steps=2", "compile.enable=false"]
 
@@ -39,5 +39,5 @@ def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch, run_he
     monkeypatch.setattr(extensions, "__path__", [str(tmp_path)])
     run = tmp_path / "run"
     assert run_here("baseline_ema", "--overlay", "cpu", "--out", run, *KEYS, *corpus_keys) == 0
-    notes = str(manifest_of(run)["notes"])
+    notes = str(attempt_of(run)["notes"])
     assert re.search(r"the average is at most \S*[1-9]\S* from the weights", notes)

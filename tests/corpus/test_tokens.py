@@ -15,12 +15,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from experiments.config.recipes import Recipe
 from experiments.corpus import tokenizer, tokens
-from experiments.corpus.rows import open_data
 from experiments.corpus.tokens import prepare_token_file
 from experiments.records.files import FULL, DiskFull
-from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
 from tests.runs import room_for
@@ -156,17 +153,6 @@ def test_several_prepare_a_cleaned_token_file_once(config, monkeypatch):
         files = list(pool.map(prepare_token_file, [config] * 3))
     write.assert_called_once()
     assert [len(file.tokens) for file in files] == [240] * 3
-
-
-def test_a_run_that_is_resumed_prepares_it_again(config):
-    """Its recipe.yaml names the token file."""
-    config.model.flavor = "cpu"
-    planned = plan(Recipe("test", "", config))
-    planned, _ = open_data(planned)
-    planned.recipe.provenance.plan = {"token_file": str(planned.token_file.path)}
-    for name in tokens.TOKEN_FILE_NAMES:
-        (planned.token_file.path / name).unlink()
-    assert len(open_data(planned)[0].token_file.tokens) == 240
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(config, monkeypatch):

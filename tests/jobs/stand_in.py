@@ -18,9 +18,9 @@ import yaml
 
 from experiments.jobs.command import StopRequest, exit_with
 from experiments.records.files import write_whole
-from experiments.records.run import METRICS, RECIPE, LogInterval, read_log
+from experiments.records.run import METRICS, RECIPE, RUN_RECORD, LogInterval, read_log
 from models.errors import InputError
-from tests.make_runs import intervals, records
+from tests.make_runs import intervals, record
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
     (out / "caches").write_text(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
     if keys["name"] == os.environ.get("FAILING"):
         raise InputError("no compiler")
-    write_records(out, keys, status="running", **facts)
+    write_record(out, keys, status="running", **facts)
     made = len(read_log(out / METRICS))
     step_s = 0 if made else float(os.environ.get("STEP_S", 0))
     for line in intervals([0.1] * steps, [10.0] * steps, every=1)[made:]:
@@ -55,15 +55,12 @@ def main() -> int:
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / ".metadata").touch()
     facts["status"] = "interrupted" if stop.exit_code else "completed"
-    write_records(out, keys, end=datetime.now(UTC).isoformat(), **facts)
+    write_record(out, keys, end=datetime.now(UTC).isoformat(), **facts)
     return stop.exit_code
 
 
-def write_records(out: Path, keys: dict, **facts) -> None:
-    written = records(keys["name"], keys, **facts)
-    del written[RECIPE]  # the study has written it, as YAML
-    for name, record in written.items():
-        write_whole(out / name, json.dumps(record))
+def write_record(out: Path, keys: dict, **facts) -> None:
+    write_whole(out / RUN_RECORD, json.dumps(record(keys["name"], keys, **facts)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 
 from experiments import study
 from experiments.config.recipes import FOUR_RECIPES
-from experiments.records.run import METRICS, PROOF, TIMING, Proof, Timing, read_log
+from experiments.records.run import METRICS, RUN_RECORD, RunRecord, read_log
 from tests.runs import SMALL, call, losses_of
 
 pytestmark = pytest.mark.slow
@@ -38,12 +38,12 @@ def test_every_run_is_in_the_table_and_its_records_are_complete(four_way, runs):
     assert str(out / "report.html") in printed and (out / "report.html").stat().st_size > 10_000
     for recipe, run in runs.items():
         assert f" {recipe} " in printed
-        log, timing = read_log(run / METRICS), Timing.read(run / TIMING)
+        log, record = read_log(run / METRICS), RunRecord.read(run / RUN_RECORD)
+        timing = record.last_attempt.timing
         assert [interval.not_steady for interval in log] == [[n + 1] for n in range(10)] + [[]]
         assert timing.time_to_first_step_s == pytest.approx(sum(timing.startup.values()))
-        proof = Proof.read(run / PROOF)
-        assert len(proof.converted_modules) == (7 if "fp8" in recipe else 0)
-        assert proof.parameters.in_optimizer == 12
+        assert len(record.proof.converted_modules) == (7 if "fp8" in recipe else 0)
+        assert record.proof.parameters.in_optimizer == 12
 
 
 def test_losses(runs):

@@ -17,9 +17,8 @@ from experiments import study
 from experiments.jobs import runner
 from experiments.jobs.command import EXIT_BAD_INPUT, EXIT_STOPPED, StopRequest
 from experiments.jobs.runner import RunProcess, run_all
-from experiments.records.run import Manifest
 from models.errors import PYTHON
-from tests.runs import call, lines_of
+from tests.runs import attempt_of, call, lines_of
 
 NAMES = ["baseline", "baseline_compiled"]
 
@@ -62,8 +61,8 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
         f"rsync -a --exclude checkpoint CLUSTER:{out} runs/ && make lab RUNS=runs/study" in printed
     )
     assert ".venv/bin/python" not in printed
-    ran = [Manifest.read(out / name / "seed0/manifest.json") for name in NAMES]
-    assert [manifest.hardware.visible_devices for manifest in ran] == ["4", "7"]
+    ran = [attempt_of(out / name / "seed0") for name in NAMES]
+    assert [attempt["hardware"]["visible_devices"] for attempt in ran] == ["4", "7"]
     caches = {path.read_text() for path in out.rglob("caches")}
     assert len(caches) == 2 and not any(Path(folder).exists() for folder in caches)
 
@@ -74,7 +73,7 @@ def test_a_second_ctrl_c_ends_the_runs_within_their_step(start, tmp_path, monkey
     def insist(seconds, sleep=time.sleep):
         """In place of the runner's pause: Ctrl-C once the run listens, and again after a second."""
         sleep(1.2 if sent else 0.05)
-        if (run / "manifest.json").exists() and len(sent) < 2:
+        if (run / "run.json").exists() and len(sent) < 2:
             sent.append(signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.records.run import Manifest, read_log
+from experiments.records.run import RUN_RECORD, RunRecord, read_log
 from tests import processes
 
 SLURM = "tests/launch/slurm.sh"
@@ -91,8 +91,8 @@ def steps_of(run: Path) -> list[int]:
     return [interval.step for interval in read_log(run / "metrics.jsonl")]
 
 
-def manifest_of(run: Path) -> Manifest:
-    return Manifest.read(run / "manifest.json")
+def record_of(run: Path) -> RunRecord:
+    return RunRecord.read(run / RUN_RECORD)
 
 
 def has_mounts() -> bool:

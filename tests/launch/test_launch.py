@@ -12,7 +12,7 @@ import pytest
 
 from experiments.config.recipes import FOUR_RECIPES
 from tests import processes
-from tests.launch.jobs import Job, manifest_of, on_slurm, slurm, steps_of, submit
+from tests.launch.jobs import Job, on_slurm, record_of, slurm, steps_of, submit
 from tests.processes import ROOT
 
 STUDY, MEASURE = "launch/alps_fp8.sbatch", "launch/measure_all.sh"
@@ -65,7 +65,7 @@ def test_measure_all_names_recipes_and_studies_that_exist():
 
 # ---- the end of a job ----
 
-CHECKPOINT, COMPLETED = "baseline/seed0/checkpoint/step-4/.metadata", "baseline/seed0/manifest.json"
+CHECKPOINT, COMPLETED = "baseline/seed0/checkpoint/step-4/.metadata", "baseline/seed0/run.json"
 COMPLETE = '{"status": "completed"}'
 END = """
 source launch/job.sh
@@ -161,8 +161,8 @@ def jobs(slurm_folder) -> dict[str, Job]:
 def test_four_recipes_side_by_side_of_which_one_is_killed(jobs):
     job = jobs["four"]
     assert job.end() == "FAILED 1:0, 0 restarts"
-    ran = [manifest_of(job.run(f"{recipe}/seed0")) for recipe in FOUR_RECIPES]
-    assert [(each.hardware.visible_devices, each.status) for each in ran] == [
+    ran = [record_of(job.run(f"{recipe}/seed0")) for recipe in FOUR_RECIPES]
+    assert [(each.last_attempt.hardware.visible_devices, each.status) for each in ran] == [
         ("0", "completed"), ("1", "running"), ("2", "completed"), ("3", "completed"),
     ]  # fmt: skip
     assert "baseline_compiled seed 0: killed by SIGKILL at step 12" in job.log()
@@ -176,11 +176,11 @@ def test_more_runs_than_gpus_and_scancel(slurm_folder, jobs):
     job = jobs["queue"]
     assert job.end().startswith("CANCELLED")
     first, second = job.run(), job.run("baseline/seed1")
-    job.until(lambda: manifest_of(first).status == "interrupted")
+    job.until(lambda: record_of(first).status == "interrupted")
     assert not second.exists()
     again = submit(slurm_folder, "--gpus-per-node=1", STUDY, str(job.run("")))
     assert again.end() == "COMPLETED 0:0, 0 restarts", again.log()
-    assert manifest_of(first).end < manifest_of(second).start
+    assert record_of(first).last_attempt.end < record_of(second).last_attempt.start
     assert steps_of(first) == [*range(1, 201)]
 
 

@@ -8,39 +8,37 @@ from unittest.mock import Mock
 import pytest
 
 from analysis.newest import PLACES
+from analysis.packed import read_packed_records, read_packed_runs
 from experiments.config import recipes
 from experiments.records import files
 from experiments.records.files import DiskFull, full_disk, make_run_folder, write_whole
 from experiments.records.run import (
-    MANIFEST,
     METRICS,
-    PROOF,
-    RECIPE,
-    TIMING,
+    PACKED_RUNS,
+    RUN_RECORD,
+    Environment,
     LogInterval,
-    Manifest,
-    Proof,
     RecordError,
-    Timing,
+    RunRecord,
     last_interval,
     missing_steps,
     read_log,
 )
-from tests.make_runs import intervals, records, resolved, stamp, write_lines
+from tests.make_runs import intervals, over, record, resolved, stamp, write_lines
 from tests.processes import ROOT
 
-KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{MANIFEST}")]
+KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{PACKED_RUNS}")]
 
 
-def test_every_kept_run_fits_the_contract():
-    assert KEPT
-    for run in KEPT:
-        manifest = Manifest.read(run / MANIFEST)
-        recipes.load(str(run / RECIPE))
-        assert (run.parents[1] / manifest.environment).is_file()
-        Timing.read(run / TIMING)
-        Proof.read(run / PROOF)
-        assert read_log(run / METRICS)[-1].step == manifest.steps
+@pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.parent.name)
+def test_every_kept_run_fits_the_contract(folder, tmp_path):
+    runs = read_packed_runs(folder)
+    assert runs
+    for run, packed in zip(runs, read_packed_records(folder), strict=True):
+        assert run.completed and run.length == packed.record.steps
+        assert packed.environments.keys() == {each.environment for each in run.attempts}
+        (tmp_path / "recipe.yaml").write_text(packed.recipe)
+        recipes.load(str(tmp_path / "recipe.yaml"))
 
 
 def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch):
@@ -52,8 +50,8 @@ def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch)
 
 def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left")))
-    with pytest.raises(DiskFull, match=f"{MANIFEST} needs 2 bytes"):
-        write_whole(tmp_path / MANIFEST, "{}")
+    with pytest.raises(DiskFull, match=f"{RUN_RECORD} needs 2 bytes"):
+        write_whole(tmp_path / RUN_RECORD, "{}")
     assert not list(tmp_path.iterdir())
 
 
@@ -103,26 +101,39 @@ def test_steps_without_a_record_are_listed():
 
 
 @pytest.mark.parametrize(
-    ("record", "changes"),
+    "changes",
     [
-        (Manifest, {"start": "9999-12-31T23:59:59+00:00"}),
-        (Manifest, {"attempt": 1_000_000}),
-        (Manifest, {"steps": 10**18}),
-        (Timing, {"time_to_first_step_s": 1e300}),
-        (Timing, {"startup": {"import": "nan"}}),
-        (Proof, {"scalings": 5}),
-        (Proof, {"stretches": {"x": {}}}),
-        (Proof, {"fp8_flops": 10**400}),
+        {"steps": 10**18},
+        {"attempts": []},
+        {"attempt": {"start": "9999-12-31T23:59:59+00:00"}},
+        {"attempt": {"number": 1_000_000}},
+        {"attempt": {"timing": {"time_to_first_step_s": 1e300}}},
+        {"attempt": {"timing": {"startup": {"import": "nan"}}}},
+        {"proof": {"scalings": 5}},
+        {"proof": {"stretches": {"x": {}}}},
+        {"proof": {"fp8_flops": 10**400}},
     ],
 )
-def test_values_that_no_run_has_are_refused(record, changes):
+def test_values_that_no_run_has_are_refused(changes):
     """Of records that others send."""
-    name = {Manifest: MANIFEST, Timing: TIMING, Proof: PROOF}[record]
-    facts = {"start": stamp(0), "steps": 30}
-    kept = records("baseline", resolved("baseline"), **facts)[name]
-    record.parse(json.dumps(kept).encode(), name)
-    with pytest.raises(RecordError, match=name):
-        record.parse(json.dumps(kept | changes).encode(), name)
+    kept = record("baseline", resolved("baseline"), start=stamp(0), steps=30)
+    RunRecord.parse(json.dumps(kept).encode(), RUN_RECORD)
+    [attempt] = kept["attempts"]
+    changed = over(kept, {key: value for key, value in changes.items() if key != "attempt"})
+    if "attempt" in changes:
+        changed["attempts"] = [over(attempt, changes["attempt"])]
+    with pytest.raises(RecordError, match=RUN_RECORD):
+        RunRecord.parse(json.dumps(changed).encode(), RUN_RECORD)
+
+
+def test_a_line_may_have_a_section_for_each_extension(tmp_path):
+    [line] = intervals([0.1] * 2, [3.0] * 2)
+    write_lines(tmp_path / METRICS, [line | {"phases": {"in_fp8": 1.0}}])
+    [interval] = read_log(tmp_path / METRICS)
+    assert interval.phases == {"in_fp8": 1.0}
+    write_lines(tmp_path / METRICS, [line | {"phases": 1.0}])
+    with pytest.raises(RecordError, match="phases"):
+        read_log(tmp_path / METRICS)
 
 
 @pytest.mark.parametrize(
@@ -146,14 +157,14 @@ def test_intervals_that_no_run_has_are_refused(changes, tmp_path):
 def test_only_a_file_of_its_own_is_a_record(tmp_path):
     """Reading a pipe or a device would never end, and a link leads to what nobody sent."""
     (tmp_path / "file").write_text("{}")
-    (tmp_path / MANIFEST).symlink_to("file")
-    (tmp_path / PROOF).symlink_to("/dev/zero")
-    (tmp_path / TIMING).mkdir()
+    (tmp_path / RUN_RECORD).symlink_to("file")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / METRICS)
     for read in (
-        lambda: Manifest.read(tmp_path / MANIFEST),
-        lambda: Proof.read_if_there(tmp_path / PROOF),
-        lambda: Timing.read(tmp_path / TIMING),
+        lambda: RunRecord.read(tmp_path / RUN_RECORD),
+        lambda: Environment.read(tmp_path / "zero"),
+        lambda: Environment.read(tmp_path / "folder"),
         lambda: read_log(tmp_path / METRICS),
     ):
         with pytest.raises(RecordError, match="is not a file of its own"):

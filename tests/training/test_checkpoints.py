@@ -21,7 +21,7 @@ from experiments.training import checkpoint
 from experiments.training.checkpoint import DIGEST, METADATA, Checkpoints
 from models.errors import InputError
 from tests.make_corpus import words, write_parquet
-from tests.runs import SMALLEST, TINY, kill, manifest_of
+from tests.runs import SMALLEST, TINY, attempt_of, kill, record_of
 
 IDENTITY = "recipe 1, data corpus-1"
 
@@ -226,7 +226,7 @@ def test_a_run_deletes_checkpoints_of_an_overlay_at_its_end(tmp_path, run_here):
     command = ["baseline", "--overlay", "cpu", "--overlay", "alps", "--out", tmp_path, *TINY]
     assert run_here(*command, SMALLEST, "checkpoint.interval=2") == 0
     assert "Finished saving the checkpoint" in (tmp_path / "log.txt").read_text()
-    assert manifest_of(tmp_path)["status"] == "completed"
+    assert attempt_of(tmp_path)["status"] == "completed"
     assert not (tmp_path / "checkpoint").exists()
 
 
@@ -256,8 +256,8 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path, run_here, fails, config,
     command = ["baseline", "--overlay", "cpu", "--out", out, *TINY, *keys, SMALLEST, *corpus_keys]
     assert run_here(*command) == 0
     kill(out)
-    manifest, files = manifest_of(out), set(out.iterdir())
+    record, files = record_of(out), set(out.iterdir())
     assert "step-4 is beyond training.steps=3" in fails(main, *command, "training.steps=3")
     write_parquet(config.training.dataset_path, words(60))
-    assert f"data {manifest['data']} there, " in fails(main, *command)
-    assert set(out.iterdir()) == files and manifest_of(out) == manifest
+    assert f"data {record['data']} there, " in fails(main, *command)
+    assert set(out.iterdir()) == files and record_of(out) == record

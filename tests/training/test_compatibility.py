@@ -4,10 +4,9 @@ refused is refused. What several processes train is in their extension's tests."
 import pytest
 
 from experiments.config import recipes
-from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
 from experiments.training.plan import plan
 from models.errors import InputError
-from tests.runs import TINY, proves_its_fp8
+from tests.runs import TINY, attempt_of, proof_of, proves_its_fp8
 from tools.compatibility import list_cells
 
 CELLS = {f"{cell.recipe} with {cell.pairing}": cell for cell in list_cells()}
@@ -27,8 +26,8 @@ ALONE = [name for name in CELLS if name not in REFUSED and not load(name).find_h
 def test_what_works_trains_and_proves_its_fp8(name, run_here, tmp_path):
     cell = CELLS[name]
     assert run_here(cell.recipe, "--overlay", "cpu", "--out", tmp_path, *QUICK, *cell.keys) == 0
-    manifest, proof = Manifest.read(tmp_path / MANIFEST), Proof.read(tmp_path / PROOF)
-    assert manifest.status == "completed"
+    proof = proof_of(tmp_path)
+    assert attempt_of(tmp_path)["status"] == "completed"
     proves_its_fp8(proof)
 
 

@@ -12,7 +12,6 @@ GPU. In another virtual environment, from a package index that has it (PyPI, on 
     python -m pytest tests/training/test_cuda_path.py
 """
 
-import json
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ import pytest
 import torch
 
 from tests import processes
-from tests.runs import manifest_of
+from tests.runs import attempt_of, proof_of
 
 PACKAGES = Path(torch.__file__).parent.parent
 CUDA_HEADERS, TRITON = PACKAGES / "nvidia/cu13/include", PACKAGES / "triton/backends/nvidia"
@@ -80,13 +79,13 @@ def train(stand_in, tmp_path):
 @pytest.mark.parametrize("name", ["baseline", "rowwise_fp8_compiled", "tensorwise_fp8_compiled"])
 def test_a_recipe_runs_on_cuda(name, train):
     run, calls = train(name)
-    manifest, proof = manifest_of(run), json.loads((run / "proof.json").read_text())
-    assert manifest["status"] == "completed"
-    assert manifest["hardware"]["name"] == "NVIDIA H200 (stand-in)"
+    attempt, proof = attempt_of(run), proof_of(run)
+    assert attempt["status"] == "completed"
+    assert attempt["hardware"]["name"] == "NVIDIA H200 (stand-in)"
     assert "Traceback" not in (run / "log.txt").read_text()
     assert proof["attention"] == "flash" and not proof["emulated"]
     assert len(proof["converted_modules"]) == (28 if "fp8" in name else 0)
-    assert proof["fp8_flops"] == proof["fp8_flops_expected"]
+    assert proof.fp8_flops == proof.fp8_flops_expected
     assert any(call.startswith("triton_") for call in calls) == ("compiled" in name)
 
     # After the norm of a step, the host waits for that norm and for nothing else, if it logs

@@ -8,7 +8,7 @@ from itertools import chain, repeat
 from experiments.training import metrics
 from experiments.training.metrics import compile_cache
 from models import device
-from tests.runs import SMALLEST, TINY, manifest_of
+from tests.runs import SMALLEST, TINY, attempt_of
 
 
 def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
@@ -38,5 +38,5 @@ def test_steps_that_lacked_memory_are_on_record(run_here, tmp_path, monkeypatch)
     assert run_here("baseline", "--overlay", "cpu", "--out", tmp_path, *keys) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("allocator_retries", []) for line in lines] == [[], [2], [], [12]]
-    [note] = [note for note in manifest_of(tmp_path)["notes"] if "memory" in note]
+    [note] = [note for note in attempt_of(tmp_path)["notes"] if "memory" in note]
     assert "in 1 steady steps" in note

@@ -5,9 +5,8 @@ from uuid import UUID
 
 import pytest
 
-from experiments.records.run import MANIFEST, Manifest
 from experiments.training import places
-from tests.runs import SMALLEST, TINY
+from tests.runs import SMALLEST, TINY, attempt_of
 
 MACHINE, GPU = UUID(int=2**100 + 7), UUID(int=2**127 + 9)
 LIST = """cat <<'END'
@@ -73,8 +72,9 @@ def test_vboost_is_what_nvidia_smi_lists(program, line, value):
 
 
 def test_a_run_has_its_place_on_record(run_here, tmp_path):
-    """The manifest is written again once the ranks are there."""
+    """The record is written again once the ranks are there."""
     run_here("baseline", "--overlay", "cpu", *TINY, SMALLEST, "training.steps=1", "--out", tmp_path)
-    manifest = Manifest.read(tmp_path / MANIFEST)
-    assert manifest.status == "completed" and manifest.machines == [str(places.machine_id())]
-    assert manifest.gpus == [None] and manifest.variables is not None
+    attempt = attempt_of(tmp_path)
+    assert attempt["status"] == "completed"
+    assert attempt["machines"] == [str(places.machine_id())]
+    assert attempt["gpus"] == [None] and attempt["variables"] is not None

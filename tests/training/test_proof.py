@@ -75,13 +75,13 @@ def test_record_of_an_honest_run(recipe, fp8_gemms, compiled):
     assert record.converted_modules == {"first": [WIDTH, WIDTH], "second": [WIDTH, WIDTH]}
     in_fp8, in_bf16 = fp8_gemms * GEMM, (9 - fp8_gemms) * GEMM
     assert record.gemm_flops == {"aten::_scaled_mm": in_fp8, "aten::mm": in_bf16}
-    assert record.fp8_share_of_matmul_flops == pytest.approx(fp8_gemms / 9)
+    assert record.fp8_share == pytest.approx(fp8_gemms / 9)
     assert record.parameters.moved_in_first_step == record.parameters.trainable == 3
 
 
 def test_what_is_not_fp8_is_not_called_so():
     bf16, emulated = Run(None, convert=False).step(), Run(emulate=True).step()
-    assert bf16.fp8_share_of_matmul_flops == emulated.fp8_share_of_matmul_flops == 0
+    assert bf16.fp8_share == emulated.fp8_share == 0
     assert emulated.emulated and not bf16.emulated
 
 

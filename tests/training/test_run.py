@@ -12,7 +12,7 @@ from experiments.run import OPENMP_SPINS, main
 from experiments.study import main as study_main
 from models import device
 from models.errors import InputError
-from tests.runs import SMALLEST, TINY, manifest_of
+from tests.runs import SMALLEST, TINY, record_of
 
 
 def test_threads_share_the_cores_unless_the_user_chose(run_here, monkeypatch):
@@ -78,5 +78,5 @@ def test_a_run_whose_loss_alone_is_compiled_is_no_compiled_run(tmp_path, run_her
     run, loss = tmp_path / "run", ["compile.components=[loss]", "compile.backend=aot_eager"]
     keys = ["--overlay", "cpu", *TINY, SMALLEST, *corpus_keys, *loss]
     assert run_here("baseline_compiled", *keys, "--out", run) == 0
-    assert manifest_of(run)["compiled"] is False
+    assert record_of(run)["compiled"] is False
     assert "except for a compiled loss" in (run / "log.txt").read_text()

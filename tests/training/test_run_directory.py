@@ -11,12 +11,13 @@ from unittest.mock import patch
 import pytest
 
 from experiments.config import recipes
-from experiments.records.run import Environment, Manifest
+from experiments.records.run import Environment, RunRecord, read_log
 from experiments.run import main
 from experiments.training import attempt
 from experiments.training.attempt import End, RunDirectory
 from experiments.training.plan import plan
 from models.errors import InputError
+from tests.make_runs import record, resolved, stamp
 
 KEY = "checkpoint.enable=true"
 PLAN = replace(
@@ -25,11 +26,12 @@ PLAN = replace(
 )
 RECIPE = recipes.to_yaml(PLAN.recipe)
 STOPPED = End("interrupted", 75)
-INTERVAL = (
-    '{"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,"tokens_per_s":9.0,'
-    '"valid_tokens_per_s":9.0,"step_s":[1.0],"data_wait_s":[0.0],"not_steady":[1],'
-    '"peak_memory_bytes":1}\n'
+LINE = (
+    '{"attempt":1,"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,'
+    '"tokens_per_s":9.0,"valid_tokens_per_s":9.0,"step_s":[1.0],"data_wait_s":[0.0],'
+    '"not_steady":[1],"peak_memory_bytes":1}\n'
 )
+TORN = '{"attempt":1,"step":2,"elap'
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def claim(tmp_path, monkeypatch):
 def unfinished(tmp_path, claim):
     """The directory of an interrupted run with a line of metrics."""
     claim().finish(STOPPED)
-    (tmp_path / "metrics.jsonl").write_text(INTERVAL)
+    (tmp_path / "metrics.jsonl").write_text(LINE)
     return tmp_path
 
 
@@ -61,9 +63,10 @@ def contents(path) -> dict:
         ({"thesis.tex": "all of it"}, "holds no unfinished run"),
         ({"recipe.yaml": RECIPE.replace("lr: 0.001", "lr: 0.002")}, "another recipe"),
         ({"recipe.yaml": "a: [1"}, "YAML error"),
-        ({"manifest.json": '{"layout_version": 4, "sta'}, "holds a damaged record"),
+        ({"run.json": '{"layout_version": 5, "sta'}, "holds a damaged record"),
         ({"recipe.yaml": RECIPE, "metrics.jsonl": "{}\n"}, "damaged record: move it away"),
-        ({"recipe.yaml": RECIPE, "attempt1/metrics.jsonl": "{}\n"}, "attempt1/metrics.jsonl"),
+        ({"recipe.yaml": RECIPE, "run.json": '{"layout_version": 6}'}, "has layout 6"),
+        ({"recipe.yaml": RECIPE, "manifest.json": "{}"}, "python -m tools.convert"),
     ],
 )
 def test_directories_that_are_refused_stay_as_they_are(tmp_path, fails, existing, key):
@@ -97,15 +100,6 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
         attempt._claim(unfinished, steps=10**6)
 
 
-@pytest.mark.parametrize(("length", "layers"), [(256, 1), (128, 28)])
-def test_a_plan_is_read_again_only_for_the_recipe_that_it_was_made_of(tmp_path, length, layers):
-    """The file's plan has one layer in FP8; whoever edits a key gets a plan anew."""
-    path, fp8 = tmp_path / "recipe.yaml", PLAN.fp8._replace(layers=frozenset(["output"]))
-    text = recipes.to_yaml(PLAN.recipe, replace(PLAN, fp8=fp8))
-    path.write_text(text.replace("seq_len: 256", f"seq_len: {length}"))
-    assert len(plan(recipes.load(str(path))).fp8.layers) == layers
-
-
 @pytest.mark.parametrize(("run", "folder"), [("alone", "alone"), ("study/recipe/seed0", "study")])
 def test_what_a_run_says_of_itself(run, folder, tmp_path, monkeypatch):
     """The environment file stands once in the folder of a study, or else in the run's own. Triton
@@ -115,13 +109,14 @@ def test_what_a_run_says_of_itself(run, folder, tmp_path, monkeypatch):
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.yaml").touch()
     RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
-    manifest = Manifest.read(tmp_path / run / "manifest.json")
-    assert (manifest.status, manifest.error) == ("failed", "for a reason")
-    assert manifest.data == PLAN.token_file.path.name
-    environment = Environment.read(tmp_path / folder / manifest.environment)
-    assert manifest.packages.keys() == {"torch", "torchao", "torchtitan"}
-    assert manifest.packages.items() <= environment.packages.items()
-    assert (manifest.git.changes is None) == (environment.diff is None)
+    written = RunRecord.read(tmp_path / run / "run.json")
+    [first] = written.attempts
+    assert (first.status, first.error) == ("failed", "for a reason")
+    assert written.data == PLAN.token_file.path.name
+    environment = Environment.read(tmp_path / folder / first.environment)
+    assert first.packages.keys() == {"torch", "torchao", "torchtitan"}
+    assert first.packages.items() <= environment.packages.items()
+    assert (first.git.changes is None) == (environment.diff is None)
 
 
 def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
@@ -132,10 +127,10 @@ def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
     with patch.object(attempt, "write_whole", full), suppress(OSError):
         claim()
     assert contents(unfinished) == before
-    assert claim().manifest.attempt == 2
+    assert claim().attempt.number == 2
 
 
-def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
+def test_a_start_that_is_killed_loses_nothing(unfinished, claim):
     child = os.fork()
     if not child:
         attempt._git = lambda *_: os._exit(7)
@@ -143,26 +138,47 @@ def test_a_start_that_is_killed_loses_no_attempt(unfinished, claim):
             claim()
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    third = claim()
-    assert third.manifest.attempt == 2
-    assert (unfinished / "attempt1/metrics.jsonl").read_text() == INTERVAL
-    assert not (unfinished / "metrics.jsonl").exists()
-    third.finish(STOPPED)
-    assert claim(step=1).manifest.attempt == 3
-    assert (unfinished / "metrics.jsonl").read_text() == INTERVAL
+    second = claim(step=1)
+    assert [attempt.number for attempt in second.record.attempts] == [1, 2]
+    assert (unfinished / "metrics.jsonl").read_text() == LINE
+
+
+def test_a_torn_line_is_no_part_of_the_next_one(unfinished, claim):
+    """The machine died while a line was written."""
+    with open(unfinished / "metrics.jsonl", "a") as file:
+        file.write(TORN)
+    directory = claim(step=1)
+    [first] = read_log(unfinished / "metrics.jsonl")
+    number = directory.attempt.number
+    second = first.model_copy(update={"attempt": number, "step": 2, "not_steady": [2]})
+    second.append_to(unfinished / "metrics.jsonl")
+    assert read_log(unfinished / "metrics.jsonl") == [first, second]
+
+
+def test_a_proof_holds_for_the_steps_that_count(unfinished, claim):
+    """A run that begins again proves itself again."""
+    directory = claim(step=1)
+    directory.record.proof = RunRecord.model_validate(
+        record(PLAN.recipe.name, resolved(PLAN.recipe.name), steps=1, start=stamp(0)), strict=False
+    ).proof
+    directory.finish(STOPPED)
+    resumed = claim(step=1)
+    assert resumed.record.proof == directory.record.proof
+    resumed.finish(STOPPED)
+    assert claim().record.proof is None
 
 
 def test_a_run_that_begins_again_notes_it(unfinished, claim):
     again = claim()
-    [note] = again.manifest.notes
+    [note] = again.attempt.notes
     assert "begins again at step 1, and makes 1 steps on record again" in note
     again.finish(STOPPED)
-    assert claim(step=1).manifest.notes == []  # the line of the first attempt is taken over
+    assert claim(step=1).attempt.notes == []  # the line of the first attempt is there
 
 
 def test_lines_that_are_lost_are_noted(unfinished, claim):
     (unfinished / "metrics.jsonl").write_text("")
-    [note] = claim(step=3).manifest.notes
+    [note] = claim(step=3).attempt.notes
     assert "steps 1 to 3 are not on record" in note
 
 
@@ -173,10 +189,8 @@ def test_the_package_that_python_imports_is_on_record(monkeypatch):
     assert attempt._packages() == {"torchao": "0.18"}
 
 
-def test_a_lost_manifest_keeps_no_run_from_going_on(unfinished, claim):
-    (unfinished / "proof.json").write_text("{}")
-    (unfinished / "manifest.json").unlink()
-    assert claim(step=1).manifest.attempt == 2
-    lost = {"metrics.jsonl": INTERVAL, "proof.json": "{}"}
-    assert contents(unfinished / "attempt1") == lost
-    assert contents(unfinished).items() >= lost.items()
+def test_a_lost_record_keeps_no_run_from_going_on(unfinished, claim):
+    """A report leaves the run out, which does not know all attempts."""
+    (unfinished / "run.json").unlink()
+    assert claim(step=1).attempt.number == 2
+    assert (unfinished / "metrics.jsonl").read_text() == LINE

@@ -2,8 +2,7 @@
 
 import pytest
 
-from experiments.records.run import PROOF, Proof
-from tests.runs import SMALL, SMALLEST, losses_of
+from tests.runs import SMALL, SMALLEST, losses_of, proof_of
 
 KEYS = [*SMALL, SMALLEST, "training.steps=3", "compile.enable=false"]
 KEYS += ["metrics.enable_tensorboard=false", "checkpoint.enable=true", "checkpoint.interval=2"]
@@ -42,6 +41,6 @@ def test_gradients_are_rounded_and_nothing_else(folder):
 
 @pytest.mark.slow
 def test_the_proof_has_the_bytes_that_were_sent(folder):
-    record = Proof.read(folder / "fp8" / PROOF).sharded
+    record = proof_of(folder / "fp8").sharded
     size = record["bytes"]["all-to-all of uint8"]
     assert size == record["reduced_bytes"] == record["reduced_bytes_expected"] > 0

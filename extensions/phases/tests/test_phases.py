@@ -11,13 +11,12 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from experiments.config import recipes
-from experiments.records.run import PROOF, Proof
 from experiments.training import trainer
 from extensions.phases import find_fp8_steps
 from extensions.phases.layers import switch_precision
 from models import float8
 from tests.models.layers import converted
-from tests.runs import SMALLEST, TINY, kill, losses_of
+from tests.runs import SMALLEST, TINY, kill, losses_of, proof_of
 
 FP8 = "tensorwise_fp8_compiled"
 WIDTH = 64
@@ -31,7 +30,7 @@ def phase_keys(first: int, last: int) -> list[str]:
 
 def list_phases(run) -> list[tuple[str, bool]]:
     """List the first step of each phase, and whether its profile was to show FP8."""
-    stretches = Proof.read(run / PROOF).stretches
+    stretches = proof_of(run).stretches
     return [(start, stretch.in_fp8) for start, stretch in stretches.items()]
 
 
@@ -63,7 +62,7 @@ def test_a_switch_is_what_checkpoint_and_relaunch_is(losses, tmp_path):
     parts += losses("third", "baseline", 6, resume_from="second")
     assert switched == parts
     assert list_phases(tmp_path / "switched") == [("1", False), ("3", True), ("5", False)]
-    assert Proof.read(tmp_path / "switched" / PROOF).profiled_step == 4
+    assert proof_of(tmp_path / "switched").profiled_step == 4
 
 
 def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):

@@ -55,7 +55,7 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
     [run] = comparison.study.completed["baseline_compiled"]
     model = FLAVORS["8B-published"]
     assert mfu(run) == pytest.approx(8192 * model.flops_per_token(4096) / 989e12)
-    assert run.manifest.parameters == model.parameters()
+    assert run.record.parameters == model.parameters()
     assert "starts with training, not with the process" in plots.lead(comparison).alternative
 
 

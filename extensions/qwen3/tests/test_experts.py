@@ -42,7 +42,7 @@ def test_a_run_proves_the_share_that_sizes_predict(train):
     proof = trainer.proof.record()
     args = trainer.model_args
     assert set(proof.converted_modules) == list_attention_layers(args)
-    assert proof.fp8_share_of_matmul_flops == pytest.approx(attention_share(args), rel=1e-12)
+    assert proof.fp8_share == pytest.approx(attention_share(args), rel=1e-12)
     assert proof.parameters.elements_in_optimizer == args.parameters()
 
 

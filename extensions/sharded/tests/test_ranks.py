@@ -9,12 +9,12 @@ import pytest
 from torch.distributed.elastic.multiprocessing import PContext
 
 from experiments.jobs.command import EXIT_FAILED, StopRequest
-from experiments.records.run import Manifest, Proof, last_interval
+from experiments.records.run import last_interval
 from experiments.run import main
 from extensions.sharded import launcher
 from extensions.sharded.tests import forked
 from tests import processes
-from tests.runs import TINY, losses_of
+from tests.runs import TINY, attempt_of, losses_of, proof_of
 
 # `meet` returns once both ranks have called it
 STAND_IN = """import os, signal, sys, time
@@ -105,9 +105,9 @@ def test_a_run_of_two_processes_is_stopped_and_goes_on(tmp_path):
             time.sleep(0.05)
         process.send_signal(signal.SIGUSR1)
         assert process.wait(timeout=120) == 75
-    assert "by SIGUSR1, a checkpoint was saved" in Manifest.read(run / "manifest.json").error
+    assert "by SIGUSR1, a checkpoint was saved" in attempt_of(run)["error"]
     forked.train(tmp_path, {"run": (recipe, keys)})
     assert len(losses_of(run)) == steps
-    sent = Proof.read(run / "proof.json").sharded
+    sent = proof_of(run).sharded
     assert (sent["gathered_bytes"], sent["reduced_bytes"]) == (12_591_616, 20_980_736)
     assert sent["all_reduces"] < 10  # one of all scales, not one a layer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.records.run import MANIFEST, PROOF, Manifest, Proof
+from experiments.records.run import RUN_RECORD, RunRecord
 from extensions.sharded.tests import forked
 from tests.runs import SMALLEST, TINY, lines_of, losses_of, proves_its_fp8
 from tools.compatibility import list_cells
@@ -44,9 +44,9 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_what_works_trains_and_proves_its_fp8(name, folder):
-    manifest = Manifest.read(folder / name / MANIFEST)
-    proof = Proof.read(folder / name / PROOF)
-    assert manifest.status == "completed" and manifest.world_size > 1
+    record = RunRecord.read(folder / name / RUN_RECORD)
+    proof = record.proof
+    assert record.status == "completed" and record.world_size > 1
     proves_its_fp8(proof)
     for what in "gathered_bytes", "reduced_bytes":
         assert proof.sharded[what] == proof.sharded[f"{what}_expected"] > 0

@@ -2,9 +2,8 @@
 
 import pytest
 
-from experiments.records.run import Proof
 from tests import processes
-from tests.launch.jobs import manifest_of, on_slurm, slurm, steps_of, submit
+from tests.launch.jobs import on_slurm, record_of, slurm, steps_of, submit
 from tests.runs import TINY
 
 JOB = "extensions/sharded/alps_multinode.sbatch"
@@ -26,8 +25,8 @@ def test_two_nodes_stop_together_are_requeued_and_go_on(slurm_folder):
     job.until(lambda: len(steps_of(run)) > 2)
     slurm("scancel", "--signal=USR1", job.number)
     assert job.end() == "COMPLETED 0:0, 1 restarts", job.log()
-    first, last = manifest_of(run / "attempt1"), manifest_of(run)
-    assert (first.status, last.status, last.world_size) == ("interrupted", "completed", 2)
+    record = record_of(run)
+    statuses = [attempt.status for attempt in record.attempts]
+    assert (statuses, record.world_size) == (["interrupted", "completed"], 2)
     assert steps_of(run) == [*range(1, STEPS + 1)]
-    proof = Proof.read(run / "attempt1/proof.json")
-    assert proof.fp8_share_of_matmul_flops == pytest.approx(3 / 7)
+    assert record.proof.fp8_share == pytest.approx(3 / 7)

@@ -16,7 +16,7 @@ from models.architectures import FLAVORS
 from models.errors import InputError
 from models.flops import Sizes
 from tests.analysis.planted import study as write_study
-from tests.make_runs import change_json
+from tests.runs import change_record
 
 # the axes of sweeps
 pytest.importorskip("extensions.qwen3")
@@ -113,7 +113,7 @@ def test_bad_input_is_a_sentence(started, words):
 # ---- report ----
 
 
-# what is changed in the manifests of runs of the second cell, and its answer then
+# what is changed in the records of runs of the second cell, and its answer then
 CHANGES = {
     "no reference": (f"{FP8}/*", {"status": "failed"}),
     report.NOT_COMPARED: (f"{BF16}/seed0", {"steps": 39}),
@@ -125,8 +125,8 @@ CHANGES = {
 def test_a_cell_has_its_studys_answer_or_a_word_in_its_place(planted, tmp_path, answer):
     folder = shutil.copytree(planted, tmp_path / "sweep")
     runs, values = CHANGES[answer]
-    for path in folder.glob(f"{TWO}/{runs}/manifest.json"):
-        change_json(path, **values)
+    for path in folder.glob(f"{TWO}/{runs}/run.json"):
+        change_record(path.parent, **values)
     cells = report.read_cells(folder)
     assert cells.loc[[ONE, TWO], "answer"].tolist() == ["yes", answer]
     assert cells.loc[TWO, "notes"]
