@@ -6,6 +6,7 @@ What the files of the directory hold is in experiments/records/run.py.
 import logging
 import os
 import platform
+import re
 import shlex
 import socket
 import subprocess
@@ -46,7 +47,7 @@ from experiments.training.machine import CheckResult
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.sizes import explain_shortage
-from experiments.training.trainer import Diverged, Trainer, TrueLines
+from experiments.training.trainer import Diverged, Trainer, casts_weights
 from models import device
 from models.errors import InputError
 
@@ -445,3 +446,37 @@ def _ask_git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.decode(errors="replace") or None
+
+
+# ---- the log ----
+
+# Lines, or parts of lines, of torchtitan and torch that do not hold for any run here
+UNTRUE_PATTERNS = (
+    r'"_enforced": .*\n\s*',
+    r'"eos_id": .*\n\s*',  # the token file's end of text is another
+    r" \(warmup \d+\)$",  # the line before it may have shortened that
+    r"^Peak FLOPS used for computing MFU: nan$",
+    r"  \S*mfu: nan%",
+    r"^CPU memory usage for model.*",  # it is the memory of the process, libraries included
+    r"(?s:^.*Profiler clears events at the end of each cycle.*)",  # the proof's has one
+    r"(?s:^.*Torchinductor does not support code generation for complex operators.*)",  # RoPE's
+)
+NO_CAST_PATTERN = r"^Mixed precision training is handled by .*"
+
+
+class TrueLines(logging.Filter):
+    """Takes out of a run's log what is not true of the run."""
+
+    def __init__(self, config):
+        super().__init__()
+        patterns = [*UNTRUE_PATTERNS]
+        if not casts_weights(config):
+            patterns.append(NO_CAST_PATTERN)
+        self.untrue = re.compile("|".join(patterns))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Correct a line; return whether anything of it is left."""
+        line = record.getMessage()
+        record.msg = self.untrue.sub("", line)
+        record.args = None
+        return bool(record.msg) or not line

@@ -231,20 +231,16 @@ class Checkpoints(CheckpointManager):
     ) -> Future | AsyncSaveResponse | None:
         """Save with a digest, and word a full disk. Raises `CheckpointException`."""
         writer = DigestWriter(checkpoint_id)
-        if async_mode == AsyncMode.ASYNC:
-            return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
+        if async_mode == AsyncMode.DISABLED:
+            dcp.save(state_dict, storage_writer=writer)
+            if enable_garbage_collection:
+                GarbageCollection.collect("GC collection invoked by checkpointer.")
+            return None
+        options = {}
         if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-            return dcp.async_save(
-                state_dict,
-                storage_writer=writer,
-                process_group=self.pg,
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-                async_stager=self.stager,
-            )
-        dcp.save(state_dict, storage_writer=writer)
-        if enable_garbage_collection:
-            GarbageCollection.collect("GC collection invoked by checkpointer.")
-        return None
+            options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
+            options["async_stager"] = self.stager
+        return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg, **options)
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, **_) -> None:
         """Load plain data only. Raises `CheckpointException`."""
@@ -341,24 +337,21 @@ def find_damage(checkpoint: Path) -> str:
 
     Raises `InputError` for a whole checkpoint that only another version of PyTorch can read.
     """
+    is_sealed = False
+    metadata = None
     try:
         is_sealed = _check_digest(checkpoint)
-    except (OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    try:
         metadata = PlainReader(checkpoint).read_metadata()
-    except Exception as error:  # whatever unpickling a damaged file raises
-        if is_sealed:
-            raise InputError(
-                f"{checkpoint} is whole, and PyTorch {torch.__version__} cannot read it "
-                f"({type(error).__name__}: {error}): resume with the PyTorch that wrote it, which "
-                "run.json names, or choose another --out"
-            ) from error
-        return f"{type(error).__name__}: {error}"
-    try:
         _check_items(checkpoint, metadata)
     except Exception as error:  # whatever reading damaged files raises
-        return f"{type(error).__name__}: {error}"
+        damage = f"{type(error).__name__}: {error}"
+        if is_sealed and metadata is None:
+            raise InputError(
+                f"{checkpoint} is whole, and PyTorch {torch.__version__} cannot read it "
+                f"({damage}): resume with the PyTorch that wrote it, which run.json names, or "
+                "choose another --out"
+            ) from error
+        return damage
     return ""
 
 

@@ -27,11 +27,11 @@ CACHE_BYTES = 128 << 20 if device.TYPE == "cuda" else 32 << 20
 TEMPORARY_BYTES = 16 << 20
 """Free space for the compiler's intermediate files."""
 UNREADABLE_CHARACTERS = {"cpu": r"[\s'\"\\]", "cuda": '"'}
-"""Characters that no path may have, by device. torch does not quote paths for the C++ compiler of a CPU, whose
-command is split at them. Triton hands each path to its compilers as an argument of its own, but
-writes the path of a kernel's source between double quotes into the code for ptxas. With torch 2.11
-on a stand-in for a GPU, recipes in FP8 compiled in folders with a space, a tab, a single quote and
-a backslash."""
+"""Characters that no path may have, by device. torch does not quote paths for the C++ compiler of a
+CPU, whose command is split at them. Triton hands each path to its compilers as an argument of its
+own, but writes the path of a kernel's source between double quotes into the code for ptxas. With
+torch 2.11 on a stand-in for a GPU, recipes in FP8 compiled in folders with a space, a tab, a single
+quote and a backslash."""
 UNSUPPORTED_CODES = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV)
 """The answers of file systems that cannot reserve space."""
 

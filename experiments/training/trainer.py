@@ -4,9 +4,7 @@ torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run an
 `Trainer.train_step` a step of it: read both from top to bottom.
 """
 
-import logging
 import math
-import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -50,48 +48,6 @@ if device.TYPE == "cuda":
     RANDOM_SOURCES["cuda"] = torch.cuda
 
 
-# ---- the log ----
-
-# Lines, or parts of lines, of torchtitan and torch that do not hold for any run here
-UNTRUE_PATTERNS = (
-    r'"_enforced": .*\n\s*',
-    r'"eos_id": .*\n\s*',  # the token file's end of text is another
-    r" \(warmup \d+\)$",  # the line before it may have shortened that
-    r"^Peak FLOPS used for computing MFU: nan$",
-    r"  \S*mfu: nan%",
-    r"^CPU memory usage for model.*",  # it is the memory of the process, libraries included
-    r"(?s:^.*Profiler clears events at the end of each cycle.*)",  # the proof's has one
-    r"(?s:^.*Torchinductor does not support code generation for complex operators.*)",  # RoPE's
-)
-NO_CAST_PATTERN = r"^Mixed precision training is handled by .*"
-
-
-def casts_weights(config) -> bool:
-    """Tell if weights are cast to another dtype for a forward pass."""
-    return config.training.dtype != config.training.mixed_precision_param
-
-
-class TrueLines(logging.Filter):
-    """Takes out of a run's log what is not true of the run."""
-
-    def __init__(self, config):
-        super().__init__()
-        patterns = [*UNTRUE_PATTERNS]
-        if not casts_weights(config):
-            patterns.append(NO_CAST_PATTERN)
-        self.untrue = re.compile("|".join(patterns))
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Correct a line; return whether anything of it is left."""
-        line = record.getMessage()
-        record.msg = self.untrue.sub("", line)
-        record.args = None
-        return bool(record.msg) or not line
-
-
-# ---- a step ----
-
-
 class Diverged(RuntimeError):
     """A loss or a gradient norm is not finite."""
 
@@ -117,6 +73,11 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> tor
     if math.isfinite(max_norm):
         clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)
     return norm
+
+
+def casts_weights(config) -> bool:
+    """Tell if weights are cast to another dtype for a forward pass."""
+    return config.training.dtype != config.training.mixed_precision_param
 
 
 class Trainer(titan.Trainer):
@@ -190,7 +151,7 @@ class Trainer(titan.Trainer):
             return build(self.plan.config, *arguments)
         return build_optimizers(*arguments)
 
-    # ---- a run ----
+    # ---- a run, and a step of it ----
 
     def train(self, checkpoint_step: int = 0) -> None:
         """Train from the checkpoint of a step (0: none) to the last step.
@@ -220,46 +181,6 @@ class Trainer(titan.Trainer):
                     self._disturb_next_step()
                 if self._stop_code:
                     self._interrupt()
-
-    def begin(self) -> None:
-        """Begin the steps of this process, after a checkpoint's if there is one."""
-        self.first_step = self.step + 1
-        self.begin_stretch(self.first_step, self.job_config.training.steps)
-        self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.directory)
-
-    def begin_stretch(self, first_step: int, last_step: int) -> None:
-        """Begin a stretch of steps with the same work.
-
-        One of its steps is profiled, and the first are not steady.
-        """
-        self.profiled_step = min(first_step + PROFILED_STEP - 1, last_step)
-        self._first_steady_step = max(
-            self.first_step + NOT_STEADY_STEPS, first_step + NOT_STEADY_STRETCH_STEPS
-        )
-
-    def _disturb_next_step(self) -> None:
-        """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
-        self._first_steady_step = max(self._first_steady_step, self.step + 2)
-
-    def _save(self) -> None:
-        """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
-        step."""
-        if self.step < self.job_config.training.steps:
-            self.checkpointer.save(self.step)
-            return
-        # A checkpoint that only an overlay asked for would be deleted at once
-        if not self.plan.recipe.provenance.overlay_checkpoints:
-            self._unsaved_reason = self.checkpointer.save_last(self.step)
-            if self._unsaved_reason:
-                logger.warning(self._unsaved_reason)
-
-    def _interrupt(self) -> None:
-        """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
-        sentence = f"stopped after step {self.step} by {self.stop.signal_name or 'another process'}"
-        if self.checkpointer.enable:
-            self.checkpointer.wait_for_save()
-            sentence += ", a checkpoint was saved"
-        raise Interrupted(self._stop_code, sentence)
 
     def train_step(self, batches: Iterator) -> None:
         """Do one step; end the log interval if it is the interval's last one."""
@@ -317,6 +238,48 @@ class Trainer(titan.Trainer):
         if ends_interval or self.metrics_processor.should_log(self.step):
             local_loss = loss * valid_tokens / float(local_valid_tokens)
             self._end_interval(local_loss, grad_norm, lr)
+
+    # ---- the parts of a run ----
+
+    def begin(self) -> None:
+        """Begin the steps of this process, after a checkpoint's if there is one."""
+        self.first_step = self.step + 1
+        self.begin_stretch(self.first_step, self.job_config.training.steps)
+        self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.directory)
+
+    def begin_stretch(self, first_step: int, last_step: int) -> None:
+        """Begin a stretch of steps with the same work.
+
+        One of its steps is profiled, and the first are not steady.
+        """
+        self.profiled_step = min(first_step + PROFILED_STEP - 1, last_step)
+        self._first_steady_step = max(
+            self.first_step + NOT_STEADY_STEPS, first_step + NOT_STEADY_STRETCH_STEPS
+        )
+
+    def _disturb_next_step(self) -> None:
+        """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
+        self._first_steady_step = max(self._first_steady_step, self.step + 2)
+
+    def _save(self) -> None:
+        """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
+        step."""
+        if self.step < self.job_config.training.steps:
+            self.checkpointer.save(self.step)
+            return
+        # A checkpoint that only an overlay asked for would be deleted at once
+        if not self.plan.recipe.provenance.overlay_checkpoints:
+            self._unsaved_reason = self.checkpointer.save_last(self.step)
+            if self._unsaved_reason:
+                logger.warning(self._unsaved_reason)
+
+    def _interrupt(self) -> None:
+        """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
+        sentence = f"stopped after step {self.step} by {self.stop.signal_name or 'another process'}"
+        if self.checkpointer.enable:
+            self.checkpointer.wait_for_save()
+            sentence += ", a checkpoint was saved"
+        raise Interrupted(self._stop_code, sentence)
 
     # ---- the records of a step ----
 

@@ -14,7 +14,7 @@ CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 CONTAINER_VARIABLE = "NVIDIA_VISIBLE_DEVICES"  # the GPUs that NVIDIA's container runtime lets in
 ROCM_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 UUID_PATTERN = re.compile(r"(?:MIG-)?(?:GPU-)?[0-9a-f-]+(?:/\d+/\d+)?", re.IGNORECASE)
-NUMBER_PATTERN = re.compile(r"\s*[+-]?\d+")
+INDEX_PATTERN = re.compile(r"\s*[+-]?\d+")
 
 
 def asks_for_cpu() -> bool:
@@ -86,7 +86,7 @@ def names_no_gpu(value: str, n_gpus: int, uuids: Sequence[str]) -> bool:
     CUDA reads it up to the first entry that is no GPU, so the first entry decides.
     """
     entry = split_entries(value)[0]
-    number = NUMBER_PATTERN.match(entry)
+    number = INDEX_PATTERN.match(entry)
     if number:
         return not 0 <= int(number[0]) < (n_gpus or sys.maxsize)
     if not entry.startswith(("GPU-", "MIG-")) or not UUID_PATTERN.fullmatch(entry):
