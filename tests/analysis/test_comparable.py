@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis.alike import differences
+from analysis.comparable import compare_records
 from analysis.study import read_study
 from tests.analysis.planted import study
 
@@ -18,8 +18,8 @@ def compare(tmp_path):
         for name, versions in packages.items():
             text = json.dumps({"packages": versions, "diff": None})
             (folder / f"environment-{name}.json").write_text(text)
-        completed = read_study(folder).completed
-        return differences(completed["tensorwise_fp8_compiled"], completed["baseline_compiled"])
+        completed = read_study(folder).completed_by_recipe
+        return compare_records(completed["tensorwise_fp8_compiled"], completed["baseline_compiled"])
 
     return call
 
@@ -30,7 +30,7 @@ def of_all(recipe, **change):
 
 def test_alike_runs_differ_in_nothing(compare):
     found = compare()
-    assert not found.forbidden and not found.remarks and not found.mixed
+    assert not found.forbidden and not found.remarks and not found.mixed_keys
 
 
 @pytest.mark.parametrize(
@@ -110,5 +110,5 @@ def test_records_in_unequal_shares_compare_where_both_recipes_have_the_value(
     compare, runs, allowed
 ):
     found = compare({"runs": runs, "hardware": {"driver": "570.1"}}, seeds=5)
-    assert found.mixed == (["hardware.driver"] if allowed else [])
+    assert found.mixed_keys == (["hardware.driver"] if allowed else [])
     assert bool(found.forbidden) != allowed
