@@ -77,6 +77,19 @@ def test_names_of_runs_and_folders_are_passed_over(compare, change):
     assert not found.forbidden and not found.remarks
 
 
+def test_a_file_that_several_runs_name_is_compared_and_a_log_of_one_run_is_not(compare):
+    plugin = "/opt/nccl/libnccl-net.so.2"
+    usual = {"variables": {}}
+    found = compare(usual, of_all("C", variables={"NCCL_NET_PLUGIN": plugin}))
+    assert len(found.forbidden) == 1 and plugin in found.forbidden[0]
+    logs = [
+        {"runs": [f"{recipe}/{seed}"], "variables": {"NCCL_DEBUG_FILE": f"/tmp/{recipe}{seed}.log"}}
+        for recipe in "CT"
+        for seed in range(2)
+    ]
+    assert not compare(*logs).forbidden
+
+
 @pytest.mark.parametrize(
     "change", [{"variables": {"NCCL_ALGO": "Ring"}}, {"hardware": {"vboost": 1}}]
 )
