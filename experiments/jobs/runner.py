@@ -259,8 +259,10 @@ def list_unset_cache_variables() -> list[str]:
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    torch_folder = default_cache_dir()
-    return [name for name in CACHE_VARIABLES if os.environ.get(name, torch_folder) == torch_folder]
+    unset_values = [None]
+    with suppress(KeyError, OSError):  # the user has no name, as in some containers
+        unset_values.append(default_cache_dir())
+    return [name for name in CACHE_VARIABLES if os.environ.get(name) in unset_values]
 
 
 def list_compile_folders() -> list[str]:

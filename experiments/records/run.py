@@ -54,7 +54,7 @@ LOG = "log.txt"
 CHECKPOINT = "checkpoint"
 MANIFEST_OF_LAYOUT_4 = "manifest.json"
 PACKED_RUNS = "runs.jsonl"  # of a kept study
-ENVIRONMENT_FILE = "environment-{}.json"  # with a digest of its content
+ENVIRONMENT_TEMPLATE = "environment-{}.json"  # with a digest of its content
 STUDY_FILE = "study.yaml"
 
 # Limits that no run reaches, so that figures made of records are finite and dates exist.

@@ -424,7 +424,7 @@ def _name_model(config) -> str:
 def _write_environment(path: Path, environment: records.Environment) -> str:
     """Write the environment file, of a study's runs once into its folder; return its name."""
     text = environment.model_dump_json(indent=2) + "\n"
-    name = records.ENVIRONMENT_FILE.format(hash_text(text))
+    name = records.ENVIRONMENT_TEMPLATE.format(hash_text(text))
     folder = path
     study_folder = path.absolute().parent.parent  # with a folder a recipe, with a run a seed
     if (study_folder / records.STUDY_FILE).exists():
