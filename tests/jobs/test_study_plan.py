@@ -59,7 +59,7 @@ def test_a_study_chooses_its_size_once(tmp_path, capsys, monkeypatch):
     (tmp_path / "study.yaml").write_text(PLAN.replace("overlays: [cpu]", "size: auto"))
     assert study.main([str(tmp_path), "--dry-run"]) == 0
     assert "would run baseline seed 0: 60 steps" in capsys.readouterr().out
-    monkeypatch.setattr(study, "run_all", Mock())
+    monkeypatch.setattr(study, "run_all", lambda runs, stop: setattr(runs[0], "exit_code", 0))
     monkeypatch.setattr(study, "_report_study", Mock(return_value=0))
     assert study.main([str(tmp_path)]) == 0
     written = study.read_study_plan(tmp_path / "study.yaml")
