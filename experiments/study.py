@@ -46,6 +46,7 @@ from experiments.jobs.command import (
     parse_seeds,
     require_single_process,
 )
+from experiments.jobs.progress import is_slurm_job, mark_progress
 from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
 from experiments.records.files import (
     check_folder,
@@ -128,7 +129,8 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_COMPLETED
     with lock_folder(out, "study"):
         write_whole(out / STUDY_FILE, study.to_yaml())
-        run_all(runs, stop)
+        with mark_progress(out):
+            run_all(runs, stop)
         failure_codes = {run.exit_code for run in runs} - {EXIT_COMPLETED}
         report_code = EXIT_COMPLETED
         if not (failure_codes and stop.exit_code):
@@ -387,11 +389,6 @@ def _is_completed(folder: Path) -> bool:
 
 
 # ---- report ----
-
-
-def is_slurm_job() -> bool:
-    """True in a job of Slurm. The node that submitted the job may lack the job's Python."""
-    return "SLURM_JOB_ID" in os.environ
 
 
 def choose_command() -> str:

@@ -83,7 +83,10 @@ def folder():
 @pytest.mark.parametrize("case", MESSAGES)
 def test_message(case, folder):
     now = said(case)
-    if re.search(r"=\S+: \w+: neither the core nor an extension has this key", now.replace(MESSAGES[case], "")):
+    if re.search(
+        r"=\S+: \w+: neither the core nor an extension has this key",
+        now.replace(MESSAGES[case], ""),
+    ):
         pytest.skip("needs another extension")
     assert now == MESSAGES[case], "if it is meant so: python -m tests.test_messages"
 
