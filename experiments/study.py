@@ -385,7 +385,7 @@ def _is_completed(folder: Path) -> bool:
         record = read_run_record(folder)
     except RecordError:  # the run itself reports the fault of its folder
         return False
-    return bool(record) and record.status == "completed"
+    return record is not None and record.status == "completed"
 
 
 # ---- report ----

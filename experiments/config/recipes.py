@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -90,6 +90,12 @@ class Recipe:
                     f"{' and '.join(sections)} do not go together, as each has its own `{hook}`: "
                     "leave out one of these sections"
                 )
+
+    @overload
+    def find_hook(self, name: str) -> Callable | None: ...
+
+    @overload
+    def find_hook(self, name: str, default: Callable) -> Callable: ...
 
     def find_hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
