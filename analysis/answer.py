@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from analysis import losses, speed
-from analysis.agreement import SpeedUp
-from analysis.comparison import Comparison, Finding, Outcome
+from analysis.comparison import Comparison, ComparisonResult, Outcome
 from analysis.losses import CANNOT_TELL
-from analysis.runs import Run, mask_numbers
+from analysis.runs import MIN_SEEDS, MIN_STEPS, Run, mask_numbers
 from models.flops import format_parameters
 
 QUESTION = "Should this Llama be trained in FP8?"
@@ -18,13 +16,13 @@ SENTENCES = {
     "of {reference}, but {best.reasons[0]}.",
     Outcome.NO_VERDICT: "No verdict: {best.reasons[0]}.",
     Outcome.SINGLE_RUN: "No verdict from a single run: runs of one recipe differ. "
-    f"It takes {losses.MIN_SEEDS} seeds of each.",
+    f"It takes {MIN_SEEDS} seeds of each.",
     Outcome.CANNOT_TELL: "Cannot tell: {best.recipe} may be faster or slower.",
     Outcome.NO_GAIN: "No gain: {best.recipe} is as fast as {reference}.",
     Outcome.SLOWER: "No: {best.recipe} is slower.",
     Outcome.HIGHER_LOSS: "No: {best.recipe} is faster, but ends at a higher loss.",
     Outcome.TOO_SHORT: "Too short to answer: speed takes completed runs of {best.recipe} and of "
-    f"{{reference}} with {speed.MIN_STEPS} steps or more.",
+    f"{{reference}} with {MIN_STEPS} steps or more.",
     Outcome.DIVERGED: "No: {best.recipe} diverges more often than {reference} (its loss is not "
     "finite, or stays far above).",
     Outcome.CPU: "No answer about speed: these runs are from a CPU, which has no FP8 units. They "
@@ -33,82 +31,94 @@ SENTENCES = {
 }
 
 
-def answer(comparison: Comparison) -> list[str]:
+def write_answer(comparison: Comparison) -> list[str]:
     """Write the answer, what it rests on (speed, loss, FP8), and what was trained."""
     best = comparison.best
-    first = SENTENCES[best.outcome].format(best=best, reference=comparison.reference)
-    undecided = [about_undecided(finding) for finding in comparison.undecided]
-    return [first, *undecided, *evidence(comparison, best), trained(comparison)]
+    sentences = [SENTENCES[best.outcome].format(best=best, reference=comparison.reference)]
+    sentences += [describe_undecided(result) for result in comparison.undecided]
+    sentences += describe_evidence(comparison, best)
+    return [*sentences, describe_training(comparison)]
 
 
-def about_undecided(finding: Finding) -> str:
+def describe_undecided(result: ComparisonResult) -> str:
     """Write how fast a recipe is whose loss is undecided, and how many runs would decide."""
-    needed = more_runs(finding.loss) or f"; it takes {losses.MIN_SEEDS} seeds or more"
+    needed = describe_runs_needed(result.loss.runs_needed)
+    needed = needed or f"; it takes {MIN_SEEDS} seeds or more"
     return (
-        f"Undecided: {finding.recipe} is faster still, {finding.speed.ratio} times the tokens/s. "
+        f"Undecided: {result.recipe} is faster still, {result.speed.ratio} times the tokens/s. "
         f"Whether its loss is the same, these runs cannot tell{needed}."
     )
 
 
-def evidence(comparison: Comparison, finding: Finding) -> list[str]:
+def describe_evidence(comparison: Comparison, result: ComparisonResult) -> list[str]:
     """Write a recipe's speed, loss and share of FP8; nothing without a completed run."""
-    runs = comparison.study.completed[finding.recipe]
+    runs = comparison.study.completed_by_recipe.get(result.recipe, [])
     if not runs:
         return []
-    said = [f"Loss: {about_loss(comparison, finding)}"]
+    sentences = []
     if not comparison.study.on_cpu:
-        said.insert(0, f"Speed: {about_speed(comparison, finding)}")
-    if finding.recipe in comparison.fp8:
-        said.append(f"FP8 share of {finding.recipe}'s matmul FLOPs: {share_word(runs)}.")
-    return said
+        sentences.append(f"Speed: {describe_speed(comparison, result)}")
+    sentences.append(f"Loss: {describe_loss(comparison, result)}")
+    if result.recipe in comparison.fp8:
+        share = describe_fp8_share(runs)
+        sentences.append(f"FP8 share of {result.recipe}'s matmul FLOPs: {share}.")
+    return sentences
 
 
-def about_speed(comparison: Comparison, finding: Finding) -> str:
+def describe_speed(comparison: Comparison, result: ComparisonResult) -> str:
     """Write a recipe's speed over the reference's, and its break-even step."""
-    recipe, reference, gain = finding.recipe, comparison.reference, finding.speed
-    if not gain.runs:
-        return f"it takes {speed.MIN_STEPS} steps to tell how fast {recipe} is."
-    more = "" if gain.ratio.clear or gain.ratio.as_fast else more_runs(gain)
+    speed = result.speed
+    if not speed.runs:
+        return f"it takes {MIN_STEPS} steps to tell how fast {result.recipe} is."
+    is_decided = speed.ratio.is_clear or speed.ratio.is_equal
+    needed = "" if is_decided else describe_runs_needed(speed.runs_needed)
     return (
-        f"{recipe} has {gain.ratio} times the tokens/s of {reference}{more}. In wall time, first "
-        f"step (compile) included, it is ahead: {finding.break_even}."
+        f"{result.recipe} has {speed.ratio} times the tokens/s of {comparison.reference}{needed}. "
+        f"In wall time, first step (compile) included, it is ahead: {result.break_even}."
     )
 
 
-def about_loss(comparison: Comparison, finding: Finding) -> str:
+def describe_loss(comparison: Comparison, result: ComparisonResult) -> str:
     """Write the verdict on a recipe's final loss, with its numbers."""
-    verdict = finding.loss
-    seeds = len(verdict.by_seed)
-    said = f"{finding.recipe}'s final loss beside {comparison.reference}'s: {verdict.word}"
+    verdict = result.loss
+    seeds = len(verdict.difference_by_seed)
+    sentence = f"{result.recipe}'s final loss beside {comparison.reference}'s: {verdict.word}"
     if not seeds:
-        return f"{said}."
-    ends = f"{100 * verdict.level:.3g} % interval {verdict.low:+.4f} to {verdict.high:+.4f}, "
-    more = more_runs(verdict) if verdict.word == CANNOT_TELL else ""
+        return f"{sentence}."
+    interval = ""
+    if seeds > 1:
+        confidence = f"{100 * verdict.confidence:.3g} %"
+        interval = f"{confidence} interval {verdict.low:+.4f} to {verdict.high:+.4f}, "
+    needed = describe_runs_needed(verdict.runs_needed) if verdict.word == CANNOT_TELL else ""
     return (
-        f"{said}; after {verdict.step:,} steps the difference is {verdict.difference:+.4f}, "
-        f"{ends if seeds > 1 else ''}margin {verdict.margin:.4f}, seeds {seeds}{more}."
+        f"{sentence}; after {verdict.step:,} steps the difference is {verdict.difference:+.4f}, "
+        f"{interval}margin {verdict.margin:.4f}, seeds {seeds}{needed}."
     )
 
 
-def more_runs(found: SpeedUp | losses.Verdict) -> str:
+def describe_runs_needed(runs_needed: int | None) -> str:
     """Write how many runs of each recipe would tell what these cannot."""
-    return f"; about {found.runs_needed} runs of each would tell" if found.runs_needed else ""
+    return f"; about {runs_needed} runs of each would tell" if runs_needed else ""
 
 
-def share_word(runs: list[Run]) -> str:
+def describe_fp8_share(runs: list[Run]) -> str:
     """Write the FP8 share of the linear layers' matmul FLOPs, by the runs' proofs."""
-    proven = [run for run in runs if run.proof]
-    if any(run.proof.emulated for run in proven):
+    proven_runs = [run for run in runs if run.proof]
+    if any(run.proof.emulated for run in proven_runs):
         return "emulated"
-    return f"{np.mean([run.fp8_share for run in proven]):.0%}" if proven else "unknown"
+    if not proven_runs:
+        return "unknown"
+    return f"{np.mean([run.fp8_share for run in proven_runs]):.0%}"
 
 
-def trained(comparison: Comparison) -> str:
+def describe_training(comparison: Comparison) -> str:
     """Describe the first completed run: model, data, hardware, date, versions."""
-    run = next((run for run in comparison.study.runs if run.completed), None)
-    if not run:
+    completed_runs = [run for run in comparison.study.runs if run.completed]
+    if not completed_runs:
         return "Trained: no run was completed."
-    record, attempt = run.record, run.record.last_attempt
+    run = completed_runs[0]
+    record = run.record
+    attempt = record.last_attempt
     tokens = run.steps["tokens"].median()
     versions = [f"{name} {version}" for name, version in attempt.packages.items()]
     commit = (attempt.git.commit or "unknown")[:9]
@@ -123,17 +133,18 @@ def trained(comparison: Comparison) -> str:
 # ---- what limits the answer ----
 
 
-def limits(comparison: Comparison, said: str = "") -> list[str]:
-    """Write what limits the answer, except for reasons already `said`; remarks; runs left out."""
+def write_limits(comparison: Comparison, answer: str = "") -> list[str]:
+    """Write what limits the answer, except for reasons that the `answer` names; remarks; runs that
+    were left out."""
     sentences = []
-    for recipe, finding in comparison.findings.items():
+    for recipe, result in comparison.results.items():
         if recipe in comparison.fp8:
-            reasons = [reason for reason in finding.reasons if reason not in said]
-            sentences += [f"{recipe}: {reason}." for reason in reasons + finding.remarks]
-    return sentences + left_out(comparison)
+            reasons = [reason for reason in result.reasons if reason not in answer]
+            sentences += [f"{recipe}: {reason}." for reason in reasons + result.remarks]
+    return sentences + list_left_out(comparison)
 
 
-def left_out(comparison: Comparison) -> list[str]:
+def list_left_out(comparison: Comparison) -> list[str]:
     """Name the runs left out of the comparison, a line for each reason, and unreadable records."""
     runs_by_reason: dict[str, list[Run]] = {}
     for run in comparison.study.runs:
@@ -148,18 +159,18 @@ def left_out(comparison: Comparison) -> list[str]:
     return sentences + comparison.study.problems
 
 
-# ---- what else was found ----
+# ---- the other recipes ----
 
 
-def details(comparison: Comparison) -> list[str]:
+def write_details(comparison: Comparison) -> list[str]:
     """Write the evidence on the other recipes."""
     sentences = []
-    for finding in comparison.findings.values():
-        if finding != comparison.best:
-            sentences += evidence(comparison, finding)
+    for result in comparison.results.values():
+        if result != comparison.best:
+            sentences += describe_evidence(comparison, result)
     return sentences
 
 
-def loss_verdicts(comparison: Comparison) -> list[str]:
+def list_loss_verdicts(comparison: Comparison) -> list[str]:
     """Write the verdict on each recipe's loss."""
-    return [about_loss(comparison, finding) for finding in comparison.findings.values()]
+    return [describe_loss(comparison, result) for result in comparison.results.values()]

@@ -1,50 +1,104 @@
-"""Check rules 4 and 5: runs of one seed begin at one loss, and stay near one another.
+"""Compare the losses of two recipes, and the runs that they lost.
 
-They begin at one loss because they share weights and batches. Final losses are compared by seed.
-Two seeds differ far more than two recipes do, and the difference of a pair leaves the seed out.
+Final losses are compared by seed. Two seeds differ far more than two recipes do, and the difference
+of a pair leaves the seed out.
+
+Rule 4: runs of one seed begin at one loss, because they share weights and batches.
+Rule 5: the losses of a pair stay near one another.
+Rule 6: no cause (a crash, a divergence, a lost record) took more runs from a recipe than from its
+reference. Otherwise the runs that are left may be the lucky ones. Runs that a machine or a person
+stopped are mentioned only: the stop seldom depends on the recipe.
 """
 
 import math
-from collections.abc import Iterator
+import re
+from collections import Counter
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 from scipy.spatial.distance import pdist
 
-from analysis.runs import DIVERGED, MIN_SEEDS, MIN_STEPS, Run, first_tenth, last_tenth
-from analysis.speed import estimate, runs_needed
+from analysis.runs import (
+    DIVERGED,
+    INTERRUPTED,
+    KILLED,
+    MIN_SEEDS,
+    MIN_STEPS,
+    NO_RECORD,
+    SHORT_LOG,
+    UNREADABLE,
+    Run,
+)
+from analysis.speed import count_runs_needed, estimate_mean
+from analysis.study import OTHER_TRAINING
 
-LEVEL = 0.90  # confidence of the interval: two one-sided tests at 5 % each
+LOSS_CONFIDENCE = 0.90  # of the interval: two one-sided tests at 5 % each
 # The margin, as a share of the reference's final loss. DeepSeek-V3 (arXiv 2412.19437, section 3.3)
 # reports FP8 within 0.25 % of bf16, and takes that for well within what is random in training.
-TOLERANCE = 0.0025
+MARGIN_SHARE = 0.0025
 # The share of compute that makes up for the margin in a compute-optimal model of 8.05 B parameters,
 # by the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556), equation 10.
 EQUIVALENT_COMPUTE = 0.092
-STRANGE = 0.5  # of the distance of two seeds: runs of one seed are nearer
-PARTS = 5  # of the steps, in each of which partners are nearer than strangers
-LEARNED = 4  # margins (1 % of the loss) that a loss falls by before two of them can be the same
-FAR = 0.10  # above a loss: rounding moves no loss as far
-OFTEN = 0.02  # of a run's steps: a bad batch takes fewer
-COPIED = 0.10  # of the steps in FP8 with the other run's loss to the last bit: chance gives fewer
-HARMED = 8  # margins (2 % of the loss) above its partner: a run that FP8 harmed
-TOO_GOOD = 16  # margins below its partner: more than chance, and rounding lowers no loss
+PARTNER_DISTANCE = 0.5  # of the distance of two seeds: runs of one seed are nearer
+PARTS = 5  # of the steps, in each of which partners are nearer than two seeds
+LEARNED_MARGINS = 4  # (1 % of the loss) that a loss falls by before two of them can be the same
+DIVERGED_ABOVE = 0.10  # above a loss: rounding moves no loss as far
+MAX_FAR_SHARE = 0.02  # of a run's steps: a bad batch takes fewer
+MAX_EQUAL_SHARE = 0.10  # of the steps in FP8 with the partner's loss to the last bit, by chance
+MAX_MARGINS_ABOVE = 8  # (2 % of the loss) its partner: beyond, FP8 harmed the run
+MAX_MARGINS_BELOW = 16  # its partner: beyond is more than chance, and rounding lowers no loss
 
-SAME, LOWER, HIGHER, CANNOT_TELL = "the same", "lower", "higher", "cannot tell"
+SAME = "the same"
+LOWER = "lower"
+HIGHER = "higher"
+CANNOT_TELL = "cannot tell"
 TOO_FEW = f"it takes {MIN_SEEDS} seeds to tell"
 TOO_SHORT = f"it takes {MIN_STEPS} steps to tell"
 
+# Causes of lost runs, besides endings.
+CRASH = "a crash"
+MACHINE = "the machine"
+MAX_P_VALUE_OF_MACHINE = 0.05  # that a recipe lost so many more runs to machines by chance
+# What an error says of a GPU, a network, a disk or a node, which do not know the recipe ...
+MACHINE_ERROR = re.compile(
+    r"(?i)\becc\b|uncorrectable|\bxid\b|\bgpu is lost|off the bus|busy or unavailable|"
+    r"nccl|network|connection|socket|unreachable|broken pipe|node fail|"
+    r"no space left|quota|stale file|input/output error|read-only file|bus error|\berrno\b"
+)
+# ... and what it says of a program all the same.
+PROGRAM_ERROR = re.compile(r"(?i)invalid (usage|argument)|illegal|misaligned|assert|out of memory")
+
+
+# ---- the final loss ----
+
+
+def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
+    """Choose the last tenth of the steps, whose mean loss is the final loss: enough steps to
+    average batches out, and few enough to be the end of the run."""
+    return steps.tail(max(1, len(steps) // 10))
+
+
+def first_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
+    """Choose the first tenth of the steps."""
+    return steps.head(max(1, len(steps) // 10))
+
+
+def final_loss(run: Run) -> float:
+    """Average the loss over the last tenth of the steps."""
+    return last_tenth(run.steps["loss"]).mean()
+
 
 @dataclass(frozen=True)
-class Verdict:
+class LossVerdict:
     """How far a recipe's final loss is from its reference's.
 
     Args:
         word: `SAME`, `LOWER`, `HIGHER`, `CANNOT_TELL`, `TOO_FEW` or `TOO_SHORT`.
-        by_seed: the difference of each pair of runs, in nats per token.
-        difference, low, high, level: their mean, its interval, and the confidence.
+        difference_by_seed: of each pair of runs, in nats per token.
+        difference, low, high, confidence: their mean and its interval.
         margin: losses are the same within this difference.
         step: the last step of all pairs.
         runs_needed: how many runs of each recipe would tell whether it is the same, lower or
@@ -52,50 +106,53 @@ class Verdict:
     """
 
     word: str = TOO_FEW
-    by_seed: tuple[float, ...] = ()
+    difference_by_seed: tuple[float, ...] = ()
     difference: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    level: float = LEVEL
+    confidence: float = LOSS_CONFIDENCE
     margin: float = math.nan
     step: int = 0
     runs_needed: int | None = None
 
 
-def by_seed(runs: list[Run], what: str = "loss") -> pd.DataFrame:
+def tabulate_by_seed(runs: list[Run], column: str = "loss") -> pd.DataFrame:
     """Put the losses of some runs, or another column, side by side: a row a step, a column a
     seed."""
-    return pd.DataFrame({run.seed: run.steps[what] for run in runs})
+    return pd.DataFrame({run.seed: run.steps[column] for run in runs})
 
 
-def apart(own: list[Run], others: list[Run]) -> pd.DataFrame:
+def subtract_losses(runs: list[Run], reference_runs: list[Run]) -> pd.DataFrame:
     """Subtract the losses of runs of one seed: a row a step of all pairs, a column a pair with
     enough steps."""
-    pairs = by_seed(own) - by_seed(others)
-    return pairs.dropna(axis="columns", thresh=MIN_STEPS).dropna()
+    differences = tabulate_by_seed(runs) - tabulate_by_seed(reference_runs)
+    return differences.dropna(axis="columns", thresh=MIN_STEPS).dropna()
 
 
-def verdict(runs: list[Run], reference_runs: list[Run], recipes_judged: int = 1) -> Verdict:
+def compare_final_losses(
+    runs: list[Run], reference_runs: list[Run], recipes_judged: int = 1
+) -> LossVerdict:
     """Test equivalence by two one-sided t-tests (Schuirmann 1987): losses are the same if the
     interval of their mean difference lies within the margin.
 
-    It cannot be told of runs that have not begun to learn.
+    Runs that have not begun to learn cannot tell.
 
     Args:
         recipes_judged: how many recipes are judged together: the interval is wider (Bonferroni).
     """
-    gaps = last_tenth(apart(runs, reference_runs))  # a row a step, a column a seed
-    if gaps.empty:
+    differences = last_tenth(subtract_losses(runs, reference_runs))  # (steps, seeds)
+    if differences.empty:
         pairs = {run.seed for run in runs} & {run.seed for run in reference_runs}
-        return Verdict(TOO_SHORT) if pairs else Verdict()
-    gap_by_seed = gaps.mean()
-    reference_by_seed = by_seed(reference_runs).loc[gaps.index, gaps.columns].mean()
-    margin = TOLERANCE * reference_by_seed.mean()
-    confidence = 1 - (1 - LEVEL) / recipes_judged
-    gap, low, high = estimate(gap_by_seed, confidence)
-    if len(gap_by_seed) < MIN_SEEDS:
+        return LossVerdict(TOO_SHORT if pairs else TOO_FEW)
+    difference_by_seed = differences.mean()
+    reference_losses = tabulate_by_seed(reference_runs)
+    reference_by_seed = reference_losses.loc[differences.index, differences.columns].mean()
+    margin = MARGIN_SHARE * reference_by_seed.mean()
+    confidence = 1 - (1 - LOSS_CONFIDENCE) / recipes_judged
+    difference, low, high = estimate_mean(difference_by_seed, confidence)
+    if len(difference_by_seed) < MIN_SEEDS:
         word = TOO_FEW
-    elif (gap_by_seed > FAR * reference_by_seed).all():
+    elif (difference_by_seed > DIVERGED_ABOVE * reference_by_seed).all():
         word = HIGHER  # far above in each seed, however much the seeds vary
     elif not has_learned(runs + reference_runs, reference_runs, margin):
         word = CANNOT_TELL
@@ -107,85 +164,142 @@ def verdict(runs: list[Run], reference_runs: list[Run], recipes_judged: int = 1)
         word = SAME
     else:
         word = CANNOT_TELL
-    needed = runs_needed(len(gap_by_seed), high - low, abs(abs(gap) - margin), 1, confidence)
-    return Verdict(
-        word, tuple(gap_by_seed), gap, low, high, confidence, margin, gaps.index[-1], needed
+    distance = abs(abs(difference) - margin)
+    return LossVerdict(
+        word=word,
+        difference_by_seed=tuple(difference_by_seed),
+        difference=difference,
+        low=low,
+        high=high,
+        confidence=confidence,
+        margin=margin,
+        step=differences.index[-1],
+        runs_needed=count_runs_needed(len(difference_by_seed), high - low, distance, 1, confidence),
     )
 
 
 def has_learned(runs: list[Run], reference_runs: list[Run], margin: float) -> bool:
-    """Tell if runs have begun to learn: the learning rate grows no more, and the reference's loss
-    has fallen by a few margins."""
+    """Tell if runs have begun to learn: the learning rate has stopped growing, and the reference's
+    loss has fallen by a few margins."""
     for run in runs:
-        rates = run.steps["lr"].dropna().tail(2)
-        if rates.is_monotonic_increasing and rates.nunique() > 1:
+        last_rates = run.steps["lr"].dropna().tail(2)
+        if last_rates.is_monotonic_increasing and last_rates.nunique() > 1:
             return False
-    falls = [first_tenth(run.steps["loss"]).mean() - run.final_loss for run in reference_runs]
-    return np.mean(falls) > LEARNED * margin
+    falls = [first_tenth(run.steps["loss"]).mean() - final_loss(run) for run in reference_runs]
+    return bool(np.mean(falls) > LEARNED_MARGINS * margin)
 
 
 # ---- rule 4 ----
 
 
-def no_pairs(own: list[Run], others: list[Run]) -> Iterator[str]:
+def check_first_losses(runs: list[Run], reference_runs: list[Run]) -> list[str]:
     """Say if runs of one seed do not begin at one loss, or runs of two seeds do.
 
-    The first losses of runs of one seed (partners) differ by rounding alone, those of two seeds
-    (strangers) by far more.
+    The first losses of runs of one seed (partners) differ by rounding alone, those of two seeds by
+    far more.
     """
-    mine = by_seed(own).head(1).mean()
-    theirs = by_seed(others).head(1).mean()
-    if any(firsts.dropna().duplicated().any() for firsts in (mine, theirs)):
-        yield "two seeds of a recipe begin with the same loss, so they may be one run"
-    partners = (mine - theirs).abs().median()
-    strangers = pd.Series(pdist(theirs.to_frame())).median()
-    if partners > STRANGE * strangers:
-        yield (
-            f"runs of one seed begin {partners:.2g} apart, and two seeds {strangers:.2g}: the "
+    sentences = []
+    losses = tabulate_by_seed(runs).head(1).mean()
+    reference_losses = tabulate_by_seed(reference_runs).head(1).mean()
+    if losses.dropna().duplicated().any() or reference_losses.dropna().duplicated().any():
+        sentences.append("two seeds of a recipe begin with the same loss, so they may be one run")
+    of_partners = (losses - reference_losses).abs().median()
+    of_seeds = pd.Series(pdist(reference_losses.to_frame())).median()
+    if of_partners > PARTNER_DISTANCE * of_seeds:
+        sentences.append(
+            f"runs of one seed begin {of_partners:.2g} apart, and two seeds {of_seeds:.2g}: the "
             "recipes do not share weights and batches, or log different losses"
         )
+    return sentences
 
 
-def strange_parts(runs: list[Run], reference_runs: list[Run]) -> Iterator[str]:
+def check_batches(runs: list[Run], reference_runs: list[Run]) -> list[str]:
     """Say in which fifth of the steps the losses of a pair jump as those of two seeds.
 
     From step to step the batch makes the loss jump, and partners have the same batches.
     """
-    jumps = by_seed(runs).diff()
-    reference_jumps = by_seed(reference_runs).diff()
-    gaps = (jumps - reference_jumps).dropna(axis="columns", thresh=MIN_STEPS)
-    of_seeds = reference_jumps if len(reference_jumps.columns) > 1 else jumps
-    strangers = pd.DataFrame()
-    for seed, other_seed in combinations(of_seeds, 2):
-        strangers[seed, other_seed] = of_seeds[seed] - of_seeds[other_seed]
-    for seed in gaps:
-        steps = gaps[seed].dropna().index
-        for part in np.array_split(steps, PARTS):
-            usual = strangers.reindex(part).abs().median().median()
-            jump = gaps[seed][part].abs().median()
-            if jump > STRANGE * usual:
-                yield (
-                    f"from step {part[0]} to {part[-1]} the losses of seed {seed} jump {jump:.2g} "
-                    f"apart from step to step, and those of two seeds {usual:.2g}: the pair did "
-                    "not read the same batches, or did not learn alike"
-                )
-                return
+    jumps = tabulate_by_seed(runs).diff()
+    reference_jumps = tabulate_by_seed(reference_runs).diff()
+    distances = (jumps - reference_jumps).dropna(axis="columns", thresh=MIN_STEPS).abs()
+    jumps_of_seeds = reference_jumps if len(reference_jumps.columns) > 1 else jumps
+    distances_of_seeds = pd.DataFrame()
+    for seed, other_seed in combinations(jumps_of_seeds, 2):
+        distance = jumps_of_seeds[seed] - jumps_of_seeds[other_seed]
+        distances_of_seeds[seed, other_seed] = distance.abs()
+    for seed in distances:
+        for part in np.array_split(distances[seed].dropna().index, PARTS):
+            of_partners = distances[seed][part].median()
+            of_seeds = distances_of_seeds.reindex(part).median().median()
+            if of_partners > PARTNER_DISTANCE * of_seeds:
+                return [
+                    f"from step {part[0]} to {part[-1]} the losses of seed {seed} jump "
+                    f"{of_partners:.2g} apart from step to step, and those of two seeds "
+                    f"{of_seeds:.2g}: the pair did not read the same batches, or did not learn "
+                    "alike"
+                ]
+    return []
 
 
 # ---- rule 5 ----
 
 
-def far_above(run: Run, reference_runs: list[Run]) -> pd.Series:
+def find_far_runs(runs: list[Run], reference_runs: list[Run]) -> list[str]:
+    """Name the runs whose loss is far above their partner's in too many steps."""
+    sentences = []
+    for run in runs:
+        share = mark_far_steps(run, reference_runs).mean()
+        if share > MAX_FAR_SHARE:
+            above = f"{DIVERGED_ABOVE:.0%} above its partner's loss"
+            sentences.append(f"{run.name} is {above} in {share:.0%} of its steps")
+    return sentences
+
+
+def find_equal_losses(runs: list[Run], reference_runs: list[Run]) -> list[str]:
+    """Say if the losses of a pair are equal more often than chance gives."""
+    differences = subtract_losses(runs, reference_runs)
+    share = differences.where(tabulate_by_seed(runs, "in_fp8")).eq(0).mean().max()
+    if share > MAX_EQUAL_SHARE:
+        return [f"in {share:.0%} of a run's steps both recipes have one loss, to the last bit"]
+    return []
+
+
+def describe_gap(verdict: LossVerdict) -> list[str]:
+    """Say if final losses are apart by more than rounding explains."""
+    highest = max(verdict.difference_by_seed, default=0.0)
+    lowest = min(verdict.difference_by_seed, default=0.0)
+    margin = verdict.margin
+    if verdict.high < -margin:
+        return [
+            f"its loss is {-verdict.difference:.3g} lower, more than the margin of {margin:.2g}, "
+            "and rounding to FP8 explains no such gain"
+        ]
+    if verdict.word == HIGHER:
+        return []
+    if verdict.low > margin:
+        return [
+            f"its loss is {verdict.difference:.3g} higher, more than the margin of {margin:.2g}"
+        ]
+    if highest > MAX_MARGINS_ABOVE * margin:
+        margins = highest / margin
+        return [f"one of its runs ends {highest:.3g} above its partner, {margins:.0f} margins"]
+    if -lowest > MAX_MARGINS_BELOW * margin:
+        margins = -lowest / margin
+        return [f"one of its runs ends {-lowest:.3g} below its partner, {margins:.0f} margins"]
+    return []
+
+
+def mark_far_steps(run: Run, reference_runs: list[Run]) -> pd.Series:
     """Mark the steps at which a run's loss is not finite, or far above its partner's: that of the
     other recipe's run of its seed.
 
     Only steps that both have are compared; none without a partner. Two seeds differ too much from
     step to step.
     """
-    partner = by_seed(reference_runs).get(run.seed, pd.Series(dtype=float)).dropna()
-    steps = run.steps.index.intersection(partner.index)
-    both = run.steps["loss"].reindex(steps)
-    return both.isna() | (both > (1 + FAR) * partner.reindex(steps))
+    losses_by_seed = tabulate_by_seed(reference_runs)
+    partner = losses_by_seed.get(run.seed, pd.Series(dtype=float)).dropna()
+    common_steps = run.steps.index.intersection(partner.index)
+    losses = run.steps["loss"].reindex(common_steps)
+    return losses.isna() | (losses > (1 + DIVERGED_ABOVE) * partner.reindex(common_steps))
 
 
 def is_far_at_end(run: Run, reference_runs: list[Run]) -> bool:
@@ -193,55 +307,121 @@ def is_far_at_end(run: Run, reference_runs: list[Run]) -> bool:
     tenth is far above that of each run of the other recipe."""
     if run.length < MIN_STEPS:
         return False
-    far = far_above(run, reference_runs)
-    if len(far):
-        return last_tenth(far).mean() > 0.5
-    end = last_tenth(run.steps["loss"])
-    reference_ends = by_seed(reference_runs).reindex(end.index).mean().dropna()
-    return bool(len(reference_ends)) and not end.mean() <= (1 + FAR) * reference_ends.max()
+    is_far = mark_far_steps(run, reference_runs)
+    if len(is_far):
+        return last_tenth(is_far).mean() > 0.5
+    last_losses = last_tenth(run.steps["loss"])
+    reference_losses = tabulate_by_seed(reference_runs).reindex(last_losses.index).mean().dropna()
+    if reference_losses.empty:
+        return False
+    is_near = last_losses.mean() <= (1 + DIVERGED_ABOVE) * reference_losses.max()
+    return not is_near  # NaN is far
 
 
-def count_diverged(runs: list[Run], reference_runs: list[Run]) -> int:
-    """Count the runs, completed or not, whose loss was not finite, or ends far above the completed
-    runs of the other recipe."""
-    completed = [run for run in reference_runs if run.completed]
-    return sum(run.ending == DIVERGED or is_far_at_end(run, completed) for run in runs)
+# ---- rule 6 ----
 
 
-def anomalies(
-    runs: list[Run], reference_runs: list[Run], judged: Verdict, strange: list[str]
-) -> Iterator[str]:
-    """Say what is odd about losses: far above, strange or copied on the way, or apart at the end by
-    more than rounding explains.
+@dataclass(frozen=True)
+class LostRuns:
+    """What the runs that a recipe lost say of the recipe.
 
     Args:
-        strange: what `strange_parts` says.
+        diverges: it diverged more often than its reference.
+        reasons: other losses that forbid a plain yes.
+        remarks: losses that may be chance: the machine lost the run.
     """
-    for each, partners in (runs, reference_runs), (reference_runs, runs):
-        for run in each:
-            share = far_above(run, partners).mean()
-            if share > OFTEN:
-                above = f"{FAR:.0%} above its partner's loss in {share:.0%} of its steps"
-                yield f"{run.name} is {above}"
-    yield from strange
-    copied = apart(runs, reference_runs).where(by_seed(runs, "in_fp8")).eq(0).mean().max()
-    if copied > COPIED:
-        yield f"in {copied:.0%} of a run's steps both recipes have one loss, to the last bit"
-    highest = max(judged.by_seed, default=0.0)
-    lowest = min(judged.by_seed, default=0.0)
-    if judged.high < -judged.margin:
-        yield (
-            f"its loss is {-judged.difference:.3g} lower, more than the margin of "
-            f"{judged.margin:.2g}, and rounding to FP8 explains no such gain"
+
+    diverges: bool
+    reasons: list[str]
+    remarks: list[str]
+
+
+def compare_lost_runs(runs: list[Run], reference_runs: list[Run], are_paired: bool) -> LostRuns:
+    """Compare the runs that two recipes lost, cause by cause.
+
+    Args:
+        runs, reference_runs: all runs of the recipes, completed or not.
+        are_paired: whether losses of the two recipes compare.
+    """
+    causes = count_causes(runs, reference_runs if are_paired else [])
+    reference_causes = count_causes(reference_runs, runs if are_paired else [])
+    reasons = []
+    remarks = []
+    for cause in causes - reference_causes:
+        sentence = (
+            f"it lost {causes[cause]} of {len(runs)} runs, or an attempt of them "
+            f"({find_example(runs, cause)}), and the reference {reference_causes[cause]}"
         )
-    elif judged.word == HIGHER:
-        return
-    elif judged.low > judged.margin:
-        more = f"more than the margin of {judged.margin:.2g}"
-        yield f"its loss is {judged.difference:.3g} higher, {more}"
-    elif highest > HARMED * judged.margin:
-        margins = highest / judged.margin
-        yield f"one of its runs ends {highest:.3g} above its partner, {margins:.0f} margins"
-    elif -lowest > TOO_GOOD * judged.margin:
-        margins = -lowest / judged.margin
-        yield f"one of its runs ends {-lowest:.3g} below its partner, {margins:.0f} margins"
+        table = [
+            [causes[cause], len(runs) - causes[cause]],
+            [reference_causes[cause], len(reference_runs) - reference_causes[cause]],
+        ]
+        if cause == OTHER_TRAINING:
+            remarks.append(sentence)
+        elif cause == MACHINE and may_be_chance(table):
+            remarks.append(f"{sentence}, which may be chance")
+        else:
+            reasons.append(sentence)
+    return LostRuns(causes[DIVERGED] > reference_causes[DIVERGED], reasons, remarks)
+
+
+def count_causes(runs: list[Run], reference_runs: list[Run]) -> Counter:
+    """Count the lost runs and failed attempts of a recipe by cause.
+
+    Divergence shows in the ending of a run, or in its loss at the end of the run.
+
+    Args:
+        reference_runs: the other recipe's; none if losses of the two recipes do not compare.
+    """
+    completed = [run for run in reference_runs if run.completed]
+    causes: Counter[str] = Counter()
+    for run in runs:
+        causes.update(collect_causes(run))
+        causes[DIVERGED] += run.ending == DIVERGED or is_far_at_end(run, completed)
+    return causes
+
+
+def collect_causes(run: Run) -> set[str]:
+    """Collect why a run was lost, and why attempts of it were whose steps were made again; without
+    divergence."""
+    causes = set()
+    if not run.completed and run.ending != DIVERGED:
+        causes.add(find_cause(run.ending))
+    for ending in run.lost_attempts:
+        if ending == DIVERGED:
+            causes.add(f"an earlier attempt {ending}")
+        else:
+            causes.add(find_cause(ending))
+    return causes
+
+
+def find_cause(ending: str) -> str:
+    """Name the cause of an ending: all crashes are one, and so are all lost records, and all that
+    machines and people stop."""
+    if ending in (UNREADABLE, SHORT_LOG):
+        return NO_RECORD
+    if ending in (INTERRUPTED, KILLED):
+        return MACHINE
+    if not ending.startswith("failed"):
+        return ending
+    if MACHINE_ERROR.search(ending) and not PROGRAM_ERROR.search(ending):
+        return MACHINE
+    return CRASH
+
+
+def find_example(runs: list[Run], cause: str) -> str:
+    """Return the ending of the first run or attempt with a cause."""
+    for run in runs:
+        for ending in (run.ending, *run.lost_attempts):
+            if find_cause(ending) == cause:
+                return ending
+    return cause
+
+
+def may_be_chance(table: list[list[int]]) -> bool:
+    """Tell if one recipe may have lost more runs than the other by chance (Fisher's exact test).
+
+    Args:
+        table: lost and other runs of the recipe, then of its reference.
+    """
+    return stats.fisher_exact(table, "greater").pvalue > MAX_P_VALUE_OF_MACHINE

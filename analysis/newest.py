@@ -1,7 +1,7 @@
 """Choose a notebook's runs: in the folder RUNS, the newest under runs/, or kept ones.
 
-results/ holds the README's studies, results/STUDY another study's. An extension keeps its
-own in extensions/NAME/results/STUDY.
+results/ holds the README's studies, results/STUDY another study's. An extension keeps its runs in
+extensions/NAME/results/STUDY.
 """
 
 import os
@@ -9,26 +9,25 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
-from analysis.packed import read_packed_records
-from analysis.runs import Run, read_yaml
+from analysis.runs import Run, read_packed_records, read_yaml
 from analysis.study import StudyError, read_study
 from experiments.config.recipes import ROOT, STUDIES_FOLDER, yaml_files
 from experiments.records.run import PACKED_RUNS, RUN_RECORD, STUDY_FILE, RunRecord
 from models.errors import PYTHON, InputError
 
-PLACES = ["results", "extensions/*/results"]
-KEPT = "kept"
+RESULTS_FOLDERS = ["results", "extensions/*/results"]
+KEPT = "kept"  # value of RUNS
 
 
 class NothingToShow(InputError):
     """There are no runs; the message says how to make some."""
 
     def _render_traceback_(self) -> list[str]:
-        """Show the message alone in a notebook."""
+        """Show only the message in a notebook."""
         return [str(self)]
 
 
-def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.study") -> Path:
+def find_runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.study") -> Path:
     """Choose a notebook's folder: RUNS, else the newest complete study under runs/, else kept runs.
 
     RUNS=kept asks for kept runs. Prints why RUNS or a newer study is not shown.
@@ -41,63 +40,68 @@ def runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.st
     Raises:
         NothingToShow: there are no kept runs either.
     """
-    given, recipes = os.environ.get("RUNS"), _recipes(study)
-    if given == KEPT:
-        return results(study, plan)
-    if given and not (ROOT / given).exists():
-        raise NothingToShow(f"RUNS={given}: there is no such folder")
-    folders = [file.parent for file in ROOT.glob(f"runs/*/{plan}")]
-    folders.sort(key=os.path.getmtime, reverse=True)
-    for folder in [ROOT / given] if given else folders:
-        found = _runs(folder) if (folder / plan).exists() else []
-        completed = {run.recipe for run in found if run.completed}
-        whole = given or all(run.completed for run in found)
-        if found and whole and completed >= recipes:
+    requested = os.environ.get("RUNS")
+    if requested == KEPT:
+        return find_kept_runs(study, plan)
+    if requested and not (ROOT / requested).exists():
+        raise NothingToShow(f"RUNS={requested}: there is no such folder")
+    if requested:
+        folders = [ROOT / requested]
+    else:
+        folders = [file.parent for file in ROOT.glob(f"runs/*/{plan}")]
+        folders.sort(key=os.path.getmtime, reverse=True)
+    recipes = _list_recipes(study)
+    for folder in folders:
+        runs = _read_all_runs(folder) if (folder / plan).exists() else []
+        completed_recipes = {run.recipe for run in runs if run.completed}
+        is_complete = bool(requested) or all(run.completed for run in runs)
+        if runs and is_complete and completed_recipes >= recipes:
             return folder
-        if given or {run.recipe for run in found} >= recipes:
+        if requested or {run.recipe for run in runs} >= recipes:
+            arguments = study if requested else quote(str(folder))
             print(
                 f"{folder} lacks completed runs for this notebook, which shows others. To make "
-                f"them: {PYTHON} -m {command} {study if given else quote(str(folder))}"
+                f"them: {PYTHON} -m {command} {arguments}"
             )
-    return results(study, plan)
+    return find_kept_runs(study, plan)
 
 
-def results(study: str = "", plan: str = STUDY_FILE) -> Path:
+def find_kept_runs(study: str = "", plan: str = STUDY_FILE) -> Path:
     """Choose the kept folder of a study: the newest from a GPU, else the newest.
 
     Raises:
         NothingToShow: there is none.
     """
-    kept = {}
-    for place in PLACES:
-        for file in ROOT.glob(f"{place}/{study}/*/{plan}"):
-            attempt = _first_record(file.parent).last_attempt
-            kept[attempt.hardware.type != "cpu", attempt.start] = file.parent
-    if not kept:
+    kept_folders = {}
+    for results_folder in RESULTS_FOLDERS:
+        for file in ROOT.glob(f"{results_folder}/{study}/*/{plan}"):
+            attempt = _read_first_record(file.parent).last_attempt
+            kept_folders[attempt.hardware.type != "cpu", attempt.start] = file.parent
+    if not kept_folders:
         raise NothingToShow(
             f"results/{study} holds no runs: name a folder with RUNS=..., or run `make study`, or "
             "the README's command for these, first"
         )
-    return kept[max(kept)]
+    return kept_folders[max(kept_folders)]
 
 
-def _first_record(folder: Path) -> RunRecord:
+def _read_first_record(folder: Path) -> RunRecord:
     """Read the record of the first run at or below a folder."""
     for file in folder.rglob(PACKED_RUNS):
         return read_packed_records(file.parent)[0].record
     return RunRecord.read(next(folder.rglob(RUN_RECORD)))
 
 
-def _recipes(study: str) -> set[str]:
+def _list_recipes(study: str) -> set[str]:
     """List the recipes of a study; none without a name."""
     file = yaml_files(STUDIES_FOLDER).get(study)
     return set(read_yaml(file)["recipes"]) if file else set()
 
 
-def _runs(folder: Path) -> list[Run]:
-    """Read the runs of all studies in a folder, but for studies with nothing to compare."""
-    found = []
+def _read_all_runs(folder: Path) -> list[Run]:
+    """Read the runs of all studies in a folder, except for studies with nothing to compare."""
+    runs = []
     for file in folder.rglob(STUDY_FILE):
         with suppress(StudyError):
-            found += read_study(file.parent).runs
-    return found
+            runs += read_study(file.parent).runs
+    return runs

@@ -11,13 +11,14 @@ Exit codes: 2 for bad input.
 from pathlib import Path
 from shutil import get_terminal_size
 
+import jinja2
 import pandas as pd
 from pydantic_core import to_json
 
-from analysis.answer import QUESTION, answer, details, limits
+from analysis import answer, tables
 from analysis.comparison import Comparison, compare
 from analysis.study import read_study
-from analysis.table import measured, notes, recipe_table, run_table
+from experiments.config.recipes import ROOT
 from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from experiments.records.files import disk_full
 from models.errors import InputError
@@ -25,48 +26,75 @@ from models.errors import InputError
 
 def print_report(comparison: Comparison, verbose: bool) -> None:
     """Print the answer, a row a recipe, and what limits them; `verbose` adds the rest."""
-    said = answer(comparison)
-    said += [drawn(recipe_table(comparison)), *limits(comparison, said[0])]
-    print(f"\n{QUESTION}", *said, sep="\n")
+    sentences = answer.write_answer(comparison)
+    limits = answer.write_limits(comparison, sentences[0])
+    print(f"\n{answer.QUESTION}", *sentences, sep="\n")
+    print(format_table(tables.recipe_table(comparison)), *limits, sep="\n")
     if verbose:
-        print(drawn(run_table(comparison)), *details(comparison), *notes(comparison), sep="\n")
+        details = answer.write_details(comparison)
+        print(format_table(tables.run_table(comparison)), *details, sep="\n")
+        print(*tables.write_notes(comparison), sep="\n")
 
 
-def drawn(table: pd.DataFrame) -> str:
-    """Draw a table in lines: as wide as the screen, or with all columns side by side in a file."""
+def format_table(table: pd.DataFrame) -> str:
+    """Write a table in lines: as wide as the screen, or with all columns side by side in a file."""
     return "\n" + table.to_string(line_width=get_terminal_size((200, 50)).columns) + "\n"
 
 
-def as_json(comparison: Comparison) -> bytes:
+def write_json(comparison: Comparison) -> bytes:
     """Write all figures for programs, the answer first. Unknown numbers are null."""
     best = comparison.best
-    ratio = best.speed.ratio
+    undecided = []  # faster recipes with an undecided loss, beside a plain yes
+    for result in comparison.undecided:
+        ratio = result.speed.ratio._asdict()
+        runs_needed = result.loss.runs_needed
+        undecided.append({"recipe": result.recipe, **ratio, "runs_needed": runs_needed})
     content = {
         "answer": {
             "outcome": best.outcome,
             "recipe": best.recipe or None,
-            "ratio": ratio.mean,
-            "low": ratio.low,
-            "high": ratio.high,
+            "ratio": best.speed.ratio.mean,
+            "low": best.speed.ratio.low,
+            "high": best.speed.ratio.high,
             "reasons": best.reasons,
-            # Faster recipes with an undecided loss, beside a plain yes.
-            "undecided": [
-                {
-                    "recipe": each.recipe,
-                    **each.speed.ratio._asdict(),
-                    "runs_needed": each.loss.runs_needed,
-                }
-                for each in comparison.undecided
-            ],
+            "undecided": undecided,
         },
         "reference": comparison.reference,
-        "findings": list(comparison.findings.values()),
-        "runs": [measured(run) for run in comparison.study.runs],
+        "results": list(comparison.results.values()),
+        "runs": [tables.measure_run(run) for run in comparison.study.runs],
     }
     return to_json(content, indent=2, inf_nan_mode="null", fallback=float) + b"\n"
 
 
-def write(path: Path, content: bytes) -> None:
+# ---- a page ----
+
+
+def render(template: str, **values) -> str:
+    """Fill in a template of analysis/templates/, or another one by its path from the project."""
+    from analysis import plots  # matplotlib: a second
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader([Path(__file__).with_name("templates"), ROOT]),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.globals.update(svg=plots.to_svg, answer=answer, tables=tables)
+    return environment.get_template(template).render(values)
+
+
+def write_page(comparison: Comparison) -> str:
+    """Write a self-contained HTML page: nothing in it is fetched from elsewhere."""
+    from analysis import plots
+
+    figures = [draw(comparison) for draw in plots.FIGURES]
+    return render("report.html.j2", comparison=comparison, figures=figures)
+
+
+# ---- the command ----
+
+
+def write_file(path: Path, content: bytes) -> None:
     """Write a file. Raises OSError, `DiskFull` among them."""
     with disk_full(path, len(content)):
         path.write_bytes(content)
@@ -85,11 +113,10 @@ def main(argv: list[str] | None = None) -> int:
     print_report(comparison, args.verbose)
     try:
         if args.json:
-            write(args.json, as_json(comparison))
+            write_file(args.json, write_json(comparison))
         if args.html:
-            from analysis.page import page  # draws figures
-
-            write(args.html, page(comparison).encode(errors="backslashreplace"))
+            page = write_page(comparison)
+            write_file(args.html, page.encode(errors="backslashreplace"))
     except OSError as error:
         raise InputError(f"{error}: choose another file") from error
     return EXIT_COMPLETED

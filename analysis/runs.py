@@ -1,15 +1,20 @@
-"""Read a run directory: how the run was made (`facts`), and what each step took (`steps`).
+"""Read a run: how it was made (`facts`), and what each step took (`steps`).
+
+A run is read from its directory, or from the two files of a study that is kept in results/:
+
+    runs.jsonl      a `PackedRun` a line
+    steps.parquet   a row a step of each attempt: `log_table` of metrics.jsonl, and `run`
 
 Times are in seconds, shares of 1.
 """
 
+import io
 import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,12 +25,14 @@ import yaml
 from experiments.config.yaml_with_origins import load_sections
 from experiments.records.run import (
     METRICS,
+    PACKED_RUNS,
     RECIPE,
     RUN_RECORD,
     Attempt,
     Environment,
     LogInterval,
     Proof,
+    Record,
     RecordError,
     RunRecord,
     Stretch,
@@ -38,18 +45,33 @@ from experiments.records.run import (
 
 MIN_SEEDS = 3  # of each recipe, for a verdict on the loss
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
+MAX_ERROR_LENGTH = 200  # characters of an error in an ending
+PACKED_STEPS = "steps.parquet"
+LARGEST_NUMBER = 1e39  # in a log
 # Endings of runs.
+COMPLETED = "completed"
 DIVERGED = "diverged"
 INTERRUPTED = "interrupted"
 KILLED = "running or killed"
 NO_RECORD = "left no record"
 UNREADABLE = "unreadable records"
 SHORT_LOG = "too short a log"
-# Columns of a log's table, which has more where extensions add to a log.
-COLUMNS = {"attempt": int, "step": int, "steady": bool, "short": bool}
-COLUMNS |= dict.fromkeys(
-    ["loss", "seconds", "wait", "tokens", "useful", "memory", "lr", "grad_norm", "elapsed_s"], float
-)
+# Columns of a log's table. The table has more columns where extensions add to a log.
+COLUMNS = {
+    "attempt": int,
+    "step": int,
+    "is_steady": bool,
+    "memory_was_short": bool,
+    "loss": float,
+    "step_s": float,
+    "data_wait_s": float,
+    "tokens": float,
+    "valid_tokens": float,
+    "peak_memory_bytes": float,
+    "lr": float,
+    "grad_norm": float,
+    "elapsed_s": float,
+}
 
 
 @dataclass(eq=False)
@@ -61,40 +83,69 @@ class Run:
             was set.
         path: the run directory; None where there is none.
         ending: how the run ended.
-        earlier: how earlier attempts ended that failed or diverged and whose steps were thrown
-            away.
+        lost_attempts: the endings of earlier attempts that failed or diverged and whose steps were
+            made again.
         facts: all known values of record, resolved recipe, proof and environment by key.path.
-        unknown: what keys begin with that the run's records do not tell, as older ones.
+        unknown_keys: what keys begin with that the run's records do not tell, as older records.
         place: the GPU, or the first of several, for people.
-        machines, gpus: names of those that it used; empty if unknown.
-        attempts: those whose steps count.
+        machines, gpus: names of the machines and GPUs that the run used; empty if unknown.
+        attempts: the attempts whose steps count.
         packages: versions by the name of the environment file; None where the file is missing.
-        spans: start and end of each attempt; of a killed one the end of its log.
-        steps: a row a step. `process`: the attempt, from 0, an index into `spans`; `steady`: the
-            step counts for a rate; `in_fp8`: the step is in FP8; `wait`: seconds of waiting for
-            data; `useful`: tokens without padding; `memory`: bytes; `short`: the GPU's memory was
-            short. `lr`, `grad_norm`, `elapsed`, and `EXTENSION.NAME` of an extension, are known at
-            the end of each log interval. `elapsed` counts all attempts, their starts included.
+        spans: start and end of each attempt; of a killed attempt the end of its log.
+        steps: a row a step, of the last attempt that made the step. Columns:
+            `attempt`: its number, from 1.
+            `is_steady`: the step counts for a rate.
+            `in_fp8`: the step is in FP8.
+            `loss`: in nats per token. `step_s`: seconds. `data_wait_s`: those spent on a wait for
+            data. `tokens`, `valid_tokens`: with and without padding. `peak_memory_bytes`.
+            `memory_was_short`: the allocator had to free cached memory.
+            `lr`, `grad_norm`, `wall_s`, and `EXTENSION.NAME` of an extension: NaN except at the end
+            of each log interval. `wall_s` counts all attempts, their starts included.
         timings: of each attempt that finished its first step.
+        steady_steps: the steps that count for rates.
+        clock: wall time at the end of each log interval, by step.
+        length: the last step of the log; 0 without a step.
+        first_step_s: from process start to the end of the first step, the sum over all attempts;
+            NaN if unknown.
+        fp8_share: the FP8 share of the matmul FLOPs over all steps: NaN without proof, 0 if
+            emulated.
     """
 
     recipe: str
     seed: str
     path: Path | None = None
     ending: str = NO_RECORD
-    earlier: list[str] = field(default_factory=list)
+    lost_attempts: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()
+    unknown_keys: tuple[str, ...] = ()
     place: str = ""
     machines: frozenset[str] = frozenset()
     gpus: frozenset[str] = frozenset()
     attempts: list[Attempt] = field(default_factory=list)
     packages: dict[str, dict[str, str] | None] = field(default_factory=dict)
-    spans: list[tuple] = field(default_factory=list)
-    steps: pd.DataFrame = field(default_factory=lambda: no_steps())
+    spans: list[tuple[datetime, datetime]] = field(default_factory=list)
+    steps: pd.DataFrame = field(default_factory=lambda: empty_steps())
     record: RunRecord | None = None
     timings: list[Timing] = field(default_factory=list)
     proof: Proof | None = None
+    steady_steps: pd.DataFrame = field(init=False)
+    clock: pd.Series = field(init=False)
+    length: int = field(init=False)
+    first_step_s: float = field(init=False)
+    fp8_share: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.steady_steps = self.steps[self.steps["is_steady"]]
+        self.clock = self.steps["wall_s"].dropna()
+        self.length = max(self.steps.index, default=0)
+        self.first_step_s = math.nan
+        if self.timings:
+            self.first_step_s = sum(timing.time_to_first_step_s for timing in self.timings)
+        self.fp8_share = math.nan
+        if self.proof and self.proof.emulated:
+            self.fp8_share = 0.0
+        elif self.proof:
+            self.fp8_share = self.proof.fp8_share * self.steps["in_fp8"].mean()
 
     @property
     def name(self) -> str:
@@ -103,40 +154,10 @@ class Run:
     @property
     def completed(self) -> bool:
         """True if the run made all its steps."""
-        return self.ending == "completed"
+        return self.ending == COMPLETED
 
-    @property
-    def clock(self) -> pd.Series:
-        """Wall time at the end of each log interval, by step."""
-        return self.steps["elapsed"].dropna()
 
-    @property
-    def steady(self) -> pd.DataFrame:
-        """The steady steps: rates count these alone."""
-        return self.steps[self.steps["steady"]]
-
-    @property
-    def length(self) -> int:
-        """The last step of the log."""
-        return max(self.steps.index, default=0)
-
-    @property
-    def final_loss(self) -> float:
-        return last_tenth(self.steps["loss"]).mean()
-
-    @property
-    def first_step_s(self) -> float:
-        """Seconds from process start to the end of the first step, all attempts added up."""
-        return sum(timing.time_to_first_step_s for timing in self.timings) or math.nan
-
-    @property
-    def fp8_share(self) -> float:
-        """The FP8 share of the matmul FLOPs over all steps: NaN without proof, 0 if emulated."""
-        if not self.proof:
-            return math.nan
-        if self.proof.emulated:
-            return 0.0
-        return self.proof.fp8_share * self.steps["in_fp8"].mean()
+# ---- a run directory ----
 
 
 def read_run(path: Path) -> Run:
@@ -160,45 +181,34 @@ def make_run(
         recipe: the sections of recipe.yaml.
         environments: of the attempts whose environment is known, by name.
     """
-    attempts, last, proof = record.attempts, record.last_attempt, record.proof
+    attempts = record.attempts
+    last = record.last_attempt
     check_attempts(path, attempts, log)
-    clock = log.groupby("attempt")["elapsed_s"].max()
-    spans = []
-    for attempt in attempts:
-        logged_s = timedelta(seconds=clock.get(attempt.number, 0))
-        spans.append((attempt.start, attempt.end or attempt.start + logged_s))
     run = Run(
         recipe=record.recipe,
         seed=str(record.seed),
         path=path,
-        ending=ending(last),
+        ending=describe_ending(last),
         # Slurm may call every GPU of a host 0, and each container has a host name of its own.
         place=last.hardware.uuid or f"GPU {last.hardware.visible_devices} of {last.host}",
-        spans=spans,
-        steps=steps_table(log, proof.stretches if proof else {}),
+        spans=find_spans(attempts, log),
+        steps=steps_table(log, record.proof.stretches if record.proof else {}),
         record=record,
         timings=[attempt.timing for attempt in attempts if attempt.timing],
-        proof=proof,
+        proof=record.proof,
     )
     if run.completed and run.length < record.steps:
         run.ending = SHORT_LOG
-    lost = missing_steps(run.steps.index, run.length)
-    if run.completed and lost:
-        raise RecordError(f"{path / METRICS}: has lost lines: steps {lost} are not on record")
-    run.earlier = failures_with_lost_steps(attempts, log, run.steps)
-    # An attempt counts whose steps were not lost.
-    run.attempts = [attempts[number] for number in run.steps["process"].unique()] or [last]
-    seen = {
-        "tokens_per_step": f"{run.steps['tokens'].median():.0f}",
-        "compile_cache": run.timings[0].compile_cache if run.timings else None,
-    }
-    of_run = record.model_dump(exclude={"attempts", "proof"})
-    records = [attempt.model_dump(exclude={"timing"}) | of_run for attempt in run.attempts]
-    run.facts = joined([*records, seen, work_of_a_step(proof), recipe])
-    run.unknown = unknown_keys(run)
+    missing = missing_steps(run.steps.index, run.length)
+    if run.completed and missing:
+        raise RecordError(f"{path / METRICS}: has lost lines: steps {missing} are not on record")
+    run.lost_attempts = find_lost_attempts(attempts, log, run.steps)
+    run.attempts = [attempts[number - 1] for number in run.steps["attempt"].unique()] or [last]
+    run.facts = collect_facts(run, recipe)
+    run.unknown_keys = find_unknown_keys(run)
     for attempt in run.attempts:
-        known = environments.get(attempt.environment)
-        run.packages[attempt.environment] = known and known.packages
+        environment = environments.get(attempt.environment)
+        run.packages[attempt.environment] = environment and environment.packages
     return run
 
 
@@ -215,27 +225,68 @@ def check_attempts(path: Path, attempts: list[Attempt], log: pd.DataFrame) -> No
             raise RecordError(f"{path / METRICS}: elapsed_s: the clock runs backwards")
 
 
-def failures_with_lost_steps(
+def find_spans(attempts: list[Attempt], log: pd.DataFrame) -> list[tuple[datetime, datetime]]:
+    """Find the start and the end of each attempt; of a killed attempt the end of its log."""
+    logged_s = log.groupby("attempt")["elapsed_s"].max()
+    spans = []
+    for attempt in attempts:
+        end_of_log = attempt.start + timedelta(seconds=logged_s.get(attempt.number, 0))
+        spans.append((attempt.start, attempt.end or end_of_log))
+    return spans
+
+
+def find_lost_attempts(
     attempts: list[Attempt], log: pd.DataFrame, steps: pd.DataFrame
 ) -> list[str]:
     """List how earlier attempts ended that failed or diverged, and whose steps were made again.
 
-    Attempts that were stopped or killed are none of them: a resumed run has the losses that it
-    would have had.
+    An attempt that was stopped or killed is not listed: a resumed run has the losses that it would
+    have had.
     """
     endings = []
     for attempt in attempts[:-1]:
-        made = log["step"][log["attempt"] == attempt.number].max()
-        kept = max(steps.index[steps["process"] < attempt.number], default=0)
-        if attempt.status in ("failed", "diverged") and made > kept:
-            endings.append(ending(attempt))
+        last_step = log["step"][log["attempt"] == attempt.number].max()
+        last_counted_step = max(steps.index[steps["attempt"] <= attempt.number], default=0)
+        if attempt.status in ("failed", "diverged") and last_step > last_counted_step:
+            endings.append(describe_ending(attempt))
     return endings
 
 
-def work_of_a_step(proof: Proof | None) -> dict:
+def describe_ending(attempt: Attempt) -> str:
+    """Say how an attempt ended: its status, and the last line of its error."""
+    if attempt.status == "running":
+        return KILLED
+    if attempt.status == "failed" and attempt.error:
+        message = attempt.error.strip().splitlines()[-1]
+        return f"failed: {message[:MAX_ERROR_LENGTH]}"
+    return attempt.status
+
+
+def mask_numbers(text: str) -> str:
+    """Replace the numbers of a text, so that one cause on several runs is one text."""
+    return re.sub("0x[0-9a-f]+|[0-9]+", "#", text)
+
+
+# ---- facts ----
+
+
+def collect_facts(run: Run, recipe: dict) -> dict[str, Any]:
+    """Collect the values of a run's records and of its resolved recipe by key.path."""
+    facts_of_run = run.record.model_dump(exclude={"attempts", "proof"})
+    records = []
+    for attempt in run.attempts:
+        records.append(attempt.model_dump(exclude={"timing"}) | facts_of_run)
+    records.append({"tokens_per_step": f"{run.steps['tokens'].median():.0f}"})
+    if run.timings:
+        records.append({"compile_cache": run.timings[0].compile_cache})
+    if run.proof:
+        records.append(describe_step(run.proof))
+    records.append(recipe)
+    return join_records(records)
+
+
+def describe_step(proof: Proof) -> dict:
     """Collect what the proof shows of a step's work and memory, whatever its precision."""
-    if not proof:
-        return {}
     parameters = proof.parameters
     return {
         "attention": proof.attention,
@@ -248,20 +299,22 @@ def work_of_a_step(proof: Proof | None) -> dict:
     }
 
 
-def unknown_keys(run: Run) -> tuple[str, ...]:
+def find_unknown_keys(run: Run) -> tuple[str, ...]:
     """List what keys begin with that the records of a run do not tell."""
-    keys = {
-        "variables.": [attempt.variables for attempt in run.attempts],
-        "hardware.vboost": [attempt.hardware.vboost for attempt in run.attempts],
-        "proof.": [run.proof],
-    }
-    return tuple(key for key, facts in keys.items() if None in facts)
+    keys = []
+    if any(attempt.variables is None for attempt in run.attempts):
+        keys.append("variables.")
+    if any(attempt.hardware.vboost is None for attempt in run.attempts):
+        keys.append("hardware.vboost")
+    if not run.proof:
+        keys.append("proof.")
+    return tuple(keys)
 
 
 def read_environments(path: Path, record: RunRecord) -> dict[str, Environment]:
     """Read the environment files of a run's attempts, beside the run or in its study.
 
-    A missing or damaged one is left out: its name alone is known then.
+    A missing or damaged file is left out: then only its name is known.
     """
     environments = {}
     for attempt in record.attempts:
@@ -272,29 +325,14 @@ def read_environments(path: Path, record: RunRecord) -> dict[str, Environment]:
     return environments
 
 
-def joined(records: list[dict]) -> dict[str, Any]:
+def join_records(records: list[dict]) -> dict[str, Any]:
     """Put records into one: "A, then B" where attempts of a run differ."""
     facts = {}
     for record in records:
-        for key, value in flat(record).items():
-            known = facts.get(key, value)
-            facts[key] = value if known == value else f"{known}, then {value}"
+        for key, value in flatten(record).items():
+            earlier_value = facts.get(key, value)
+            facts[key] = value if earlier_value == value else f"{earlier_value}, then {value}"
     return facts
-
-
-def ending(attempt: Attempt) -> str:
-    """Say how a process ended: its status, and the last line of its error."""
-    if attempt.status == "running":
-        return KILLED
-    if attempt.status == "failed" and attempt.error:
-        message = attempt.error.strip().splitlines()[-1]
-        return f"failed: {message[:200]}"
-    return attempt.status
-
-
-def mask_numbers(text: str) -> str:
-    """Replace the numbers of a text, so that one cause on several runs is one text."""
-    return re.sub("0x[0-9a-f]+|[0-9]+", "#", text)
 
 
 def read_yaml(path: Path) -> dict:
@@ -312,7 +350,7 @@ def parse_yaml(content: bytes, path: Path) -> dict:
         raise RecordError(f"{path}: holds no sections in YAML: {reason}") from error
 
 
-def flat(sections: dict) -> dict[str, Any]:
+def flatten(sections: dict) -> dict[str, Any]:
     """Flatten sections to {key.path: value}, without null values."""
     return pd.json_normalize(sections).iloc[0].dropna().to_dict()
 
@@ -321,7 +359,7 @@ def flat(sections: dict) -> dict[str, Any]:
 
 
 @cache
-def no_steps() -> pd.DataFrame:
+def empty_steps() -> pd.DataFrame:
     """Make the steps of a run without a log, once for all."""
     return steps_table(log_table([]), {})
 
@@ -332,42 +370,40 @@ def log_table(log: list[LogInterval]) -> pd.DataFrame:
     It has `COLUMNS`, and a column `EXTENSION.NAME` for what an extension adds.
     """
     # A log interval {step: 20, losses: [3.1, 3.0], step_s: [0.5, 0.6], lr: 0.01} becomes two rows:
-    # 19: loss 3.1, seconds 0.5, lr NaN
-    # 20: loss 3.0, seconds 0.6, lr 0.01
+    # 19: loss 3.1, step_s 0.5, lr NaN
+    # 20: loss 3.0, step_s 0.6, lr 0.01
     rows = []
+    columns = dict(COLUMNS)
     for interval in log:
         mean_s = fmean(interval.step_s)
         for number, step in enumerate(interval.steps):
             row = {
                 "attempt": interval.attempt,
                 "step": step,
-                "steady": step not in interval.not_steady,
-                "short": step in interval.allocator_retries,
+                "is_steady": step not in interval.not_steady,
+                "memory_was_short": step in interval.allocator_retries,
                 "loss": interval.losses[number],
-                "seconds": interval.step_s[number],
-                "wait": interval.data_wait_s[number],
+                "step_s": interval.step_s[number],
+                "data_wait_s": interval.data_wait_s[number],
                 "tokens": interval.tokens_per_s * mean_s,
-                "useful": interval.valid_tokens_per_s * mean_s,
-                "memory": interval.peak_memory_bytes,
+                "valid_tokens": interval.valid_tokens_per_s * mean_s,
+                "peak_memory_bytes": interval.peak_memory_bytes,
             }
             rows.append(row)
         row |= {"lr": interval.lr, "grad_norm": interval.grad_norm, "elapsed_s": interval.elapsed_s}
-        for name, section in interval.model_extra.items():
-            row |= {f"{name}.{key}": value for key, value in section.items()}
-    added = dict.fromkeys(chain(*rows))
-    return pd.DataFrame(rows, columns=[*COLUMNS | added]).astype(COLUMNS)
+        for extension, section in interval.model_extra.items():
+            for key, value in section.items():
+                row[f"{extension}.{key}"] = value
+                columns[f"{extension}.{key}"] = float
+    return pd.DataFrame(rows, columns=[*columns]).astype(COLUMNS)
 
 
 def steps_table(log: pd.DataFrame, stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the table of a log."""
-    took_s = log.groupby("attempt")["elapsed_s"].max()  # the clock of each process begins at 0
-    earlier_s = log["attempt"].map(took_s.cumsum() - took_s)
-    table = log.assign(
-        process=log["attempt"] - 1,
-        in_fp8=True,
-        elapsed=log["elapsed_s"] + earlier_s,
-    )
-    table = table.drop(columns=["attempt", "elapsed_s"])
+    attempt_s = log.groupby("attempt")["elapsed_s"].max()  # each attempt's clock begins at 0
+    earlier_attempts_s = log["attempt"].map(attempt_s.cumsum() - attempt_s)
+    table = log.assign(wall_s=log["elapsed_s"] + earlier_attempts_s, in_fp8=True)
+    table = table.drop(columns="elapsed_s")
     # A killed process loses its last steps; the next one makes them again.
     table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
     for first, stretch in stretches.items():
@@ -375,12 +411,47 @@ def steps_table(log: pd.DataFrame, stretches: dict[str, Stretch]) -> pd.DataFram
     return table
 
 
-def last_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
-    """Choose the last tenth of the steps, whose mean loss is the final loss: enough steps to
-    average batches out, and few enough to be the end of the run."""
-    return steps.tail(max(1, len(steps) // 10))
+# ---- a kept study ----
 
 
-def first_tenth(steps: pd.DataFrame | pd.Series) -> pd.DataFrame | pd.Series:
-    """Choose the first tenth of the steps."""
-    return steps.head(max(1, len(steps) // 10))
+class PackedRun(Record):
+    """The records of a run besides its steps: a line of runs.jsonl."""
+
+    folder: str  # that the run had in its study
+    record: RunRecord
+    recipe: str  # the text of recipe.yaml
+    environments: dict[str, Environment]  # by the name of the file
+
+
+def read_packed_runs(folder: Path) -> list[Run]:
+    """Read the runs of a kept study. Raises `RecordError` if one of its two files does not fit."""
+    steps = read_packed_steps(folder / PACKED_STEPS)
+    runs = []
+    for packed_run in read_packed_records(folder):
+        log = steps[steps["run"] == packed_run.folder].drop(columns="run")
+        path = folder / packed_run.folder
+        recipe = parse_yaml(packed_run.recipe.encode(), path)
+        runs.append(make_run(path, packed_run.record, log, recipe, packed_run.environments))
+    return runs
+
+
+def read_packed_records(folder: Path) -> list[PackedRun]:
+    """Read runs.jsonl. Raises `RecordError`."""
+    path = folder / PACKED_RUNS
+    lines = (read_if_there(path) or b"").splitlines()
+    packed_runs = []
+    for number, line in enumerate(lines, 1):
+        packed_runs.append(PackedRun.parse(line, f"{path}: line {number}"))
+    return packed_runs
+
+
+def read_packed_steps(path: Path) -> pd.DataFrame:
+    """Read steps.parquet. Raises `RecordError`."""
+    try:
+        steps = pd.read_parquet(io.BytesIO(read_if_there(path) or b""))
+        steps = steps.astype({"run": str} | COLUMNS)
+    except (ValueError, KeyError, OSError) as error:
+        raise RecordError(f"{path}: holds no steps of runs: {error}") from error
+    if (steps.select_dtypes("number").abs() > LARGEST_NUMBER).any(axis=None):
+        raise RecordError(f"{path}: holds numbers that no run has")
+    return steps

@@ -1,12 +1,16 @@
-"""Count the tokens/s of runs in several ways, and find the ratio of two recipes.
+"""Compare the speed of two recipes: the ratio of their tokens/s, counted in several ways.
 
 Two starts of one recipe differ in speed, and a single run does not show by how much. An interval
 therefore takes several runs.
+
+Rule 3: every honest way to count tokens/s finds the same lead. Otherwise a reader might not get the
+lead that the answer promises.
 """
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
@@ -17,20 +21,28 @@ from scipy import stats
 from analysis.runs import MIN_STEPS, Run
 from experiments.records.run import NOT_STEADY_STEPS
 
-LEVEL = 0.95  # confidence of an interval
-MIN_STEADY = MIN_STEPS - NOT_STEADY_STEPS  # steps of a run with a rate: fifths of four steps
-SMALL = 0.01  # recipes are as fast within this distance: two GPUs of one model differ as much
-MANY = 1000  # runs: nobody makes more
-PART_OF_LEAD = 0.25  # of a promised lead, that a reader may find missing
+SPEED_CONFIDENCE = 0.95  # of an interval
+MIN_STEADY_STEPS = MIN_STEPS - NOT_STEADY_STEPS  # of a run with a rate: fifths of four steps
+EQUAL_SPEED = 0.01  # two recipes are as fast within this distance: two GPUs of one model differ so
+MAX_RUNS_NEEDED = 1000  # nobody makes more
+LEAD_TOLERANCE = 0.25  # of a promised lead, that a reader may find missing
+MAX_P_VALUE = 0.01  # of a difference that chance does not explain
+MAX_CONTRADICTIONS = 2  # that are reported
+MIN_VARIANCE = 1e-12  # of runs that are equal except for rounding
+MAX_QUICK_SHARE = 0.01  # of a run's steps, that may be quicker than their work allows
+MAX_SHORT_SHARE = 0.01  # of the steps, that may wait for the allocator
 
-# The levels of what runs share, and the unit of runs whose level is unknown.
-MACHINES, GPUS = "machines", "GPUs"
+# The levels of what runs share, and the name where it is unknown.
+MACHINES = "machines"
+GPUS = "GPUs"
 UNKNOWN = "unknown"
 
 # The ways to count tokens/s. With fifths a fault in a tenth of the steps shows.
-MEAN = "the mean steady step"
-QUICK = "the quickest tenth of the steps"
-USEFUL = "tokens that are not padding"
+MEAN_STEP = "the mean steady step"
+QUICK_STEPS = "the quickest tenth of the steps"
+WALL_CLOCK = "the wall clock after the first ten steps"
+VALID_TOKENS = "tokens that are not padding"
+WITHOUT_WAITS = "steps without their waits for data"
 FIFTHS = [
     "the first fifth of the steps",
     "the second fifth of the steps",
@@ -38,6 +50,7 @@ FIFTHS = [
     "the fourth fifth of the steps",
     "the last fifth of the steps",
 ]
+TREND = "without the trend from run to run"
 
 
 class Ratio(NamedTuple):
@@ -54,70 +67,131 @@ class Ratio(NamedTuple):
         return f"{self.mean:.2f}{interval}"
 
     @property
-    def clear(self) -> bool:
+    def is_clear(self) -> bool:
         """True if the interval lies above 1, or below."""
         return self.low > 1 or self.high < 1
 
     @property
-    def as_fast(self) -> bool:
+    def is_equal(self) -> bool:
         """True if the interval lies near 1: an equivalence test."""
-        return self.low > 1 - SMALL and self.high < 1 + SMALL
+        return self.low > 1 - EQUAL_SPEED and self.high < 1 + EQUAL_SPEED
 
-    def contradicts(self, other: "Ratio") -> bool:
-        """Tell if `other` misleads: its lead is a quarter off this one, or only this one leads."""
-        if other.mean < 1:
-            return self.mean > 1 + SMALL
-        return abs(self.mean - other.mean) > max(SMALL, PART_OF_LEAD * (other.mean - 1))
+    def contradicts(self, promised: "Ratio") -> bool:
+        """Tell if a promised ratio misleads: its lead is a quarter off this one, or only this one
+        leads."""
+        if promised.mean < 1:
+            return self.mean > 1 + EQUAL_SPEED
+        tolerance = max(EQUAL_SPEED, LEAD_TOLERANCE * (promised.mean - 1))
+        return abs(self.mean - promised.mean) > tolerance
 
 
-def timed(runs: list[Run]) -> list[Run]:
-    """Choose the runs with enough steps for a rate."""
-    return [run for run in runs if len(run.steady) >= MIN_STEADY]
+@dataclass(frozen=True)
+class SpeedUp:
+    """The tokens/s of a recipe over another's.
+
+    Args:
+        ratio: by the mean steady step.
+        ratio_by_method: the ratio by each way to count.
+        runs: how many runs have a rate, of the recipe with fewer.
+        caveats: what contradicts the ratio; none of a single run, because nothing is known of it.
+        runs_needed: how many runs of each recipe would tell whether it is faster, slower or as
+            fast; None if unknown.
+    """
+
+    ratio: Ratio = Ratio(math.nan)
+    ratio_by_method: dict[str, Ratio] = field(default_factory=dict)
+    runs: int = 0
+    caveats: list[str] = field(default_factory=list)
+    runs_needed: int | None = None
+
+
+def compare_speeds(
+    runs: list[Run],
+    reference_runs: list[Run],
+    recipes_judged: int = 1,
+    mixed_keys: Sequence[str] = (),
+) -> SpeedUp:
+    """Divide the rates of two recipes' runs.
+
+    Args:
+        recipes_judged: how many recipes are judged together: each interval is wider (Bonferroni).
+        mixed_keys: keys whose values both recipes have, in different shares.
+    """
+    runs = select_timed(runs)
+    reference_runs = select_timed(reference_runs)
+    pairs = min(len(runs), len(reference_runs))
+    if not pairs:
+        return SpeedUp()
+    confidence = 1 - (1 - SPEED_CONFIDENCE) / recipes_judged
+    ratios = find_ratios(runs, reference_runs, confidence)
+    ratio = ratios[MEAN_STEP]
+    caveats: list[str] = []
+    if pairs > 1:
+        caveats += find_contradictions(ratios, runs, reference_runs, mixed_keys)
+        caveats += find_impossible_speeds(ratio, runs, reference_runs)
+        caveats += find_short_memory(runs) + find_short_memory(reference_runs)
+    lead = abs(ratio.mean - 1)
+    needed = count_runs_needed(
+        pairs, ratio.high - ratio.low, max(lead, EQUAL_SPEED - lead), 2, confidence
+    )
+    return SpeedUp(ratio, ratios, pairs, caveats, needed)
+
+
+# ---- tokens/s of a run ----
+
+
+def select_timed(runs: list[Run]) -> list[Run]:
+    """Select the runs with enough steps for a rate."""
+    return [run for run in runs if len(run.steady_steps) >= MIN_STEADY_STEPS]
 
 
 @cache
-def rates(run: Run) -> dict[str, float]:
+def count_rates(run: Run) -> dict[str, float]:
     """Count a run's tokens/s in every way.
 
     Quantiles and fifths are of the steps in one precision: the one that most steps have.
     """
-    steps = run.steady
-    seconds, tokens, useful, wait = steps[["seconds", "tokens", "useful", "wait"]].sum()
-    in_fp8 = steps["in_fp8"].mean() >= 0.5
-    usual = steps["seconds"][steps["in_fp8"] == in_fp8].to_numpy()
-    mean = tokens / seconds
-    ways = {
-        MEAN: mean,
-        QUICK: mean * usual.mean() / np.quantile(usual, 0.1),
-        "the wall clock after the first ten steps": clock_rate(run),
-        USEFUL: useful / seconds,
-        "steps without their waits for data": tokens / (seconds - wait),
+    steps = run.steady_steps
+    total = steps[["step_s", "tokens", "valid_tokens", "data_wait_s"]].sum()
+    mostly_fp8 = steps["in_fp8"].mean() >= 0.5
+    step_s = steps["step_s"][steps["in_fp8"] == mostly_fp8].to_numpy()
+    mean_rate = total["tokens"] / total["step_s"]
+    rates = {
+        MEAN_STEP: mean_rate,
+        QUICK_STEPS: mean_rate * step_s.mean() / np.quantile(step_s, 0.1),
+        WALL_CLOCK: count_wall_clock_rate(run),
+        VALID_TOKENS: total["valid_tokens"] / total["step_s"],
+        WITHOUT_WAITS: total["tokens"] / (total["step_s"] - total["data_wait_s"]),
     }
-    for way, part in zip(FIFTHS, np.array_split(usual, len(FIFTHS)), strict=True):
-        # The mean of the middle half: a few slow steps say nothing of a fifth.
-        ways[way] = mean * stats.trim_mean(usual, 0.25) / stats.trim_mean(part, 0.25)
-    return ways
+    # The mean of the middle half: a few slow steps say nothing of a fifth.
+    middle_s = stats.trim_mean(step_s, 0.25)
+    for method, fifth_s in zip(FIFTHS, np.array_split(step_s, len(FIFTHS)), strict=True):
+        rates[method] = mean_rate * middle_s / stats.trim_mean(fifth_s, 0.25)
+    return rates
 
 
-def clock_rate(run: Run) -> float:
-    """Count tokens/s by the wall clock, without the first steps of each process and without the
+def count_wall_clock_rate(run: Run) -> float:
+    """Count tokens/s by the wall clock, without the first steps of each attempt and without the
     compilation at a switch between bf16 and FP8."""
-    tokens = seconds = 0.0
+    tokens = 0.0
+    seconds = 0.0
     stretches = run.proof.stretches if run.proof else {}
-    for _, steps in run.steps.groupby("process"):
-        clock = steps["elapsed"].iloc[NOT_STEADY_STEPS:].dropna()
+    for _, steps in run.steps.groupby("attempt"):
+        clock = steps["wall_s"].iloc[NOT_STEADY_STEPS:].dropna()
         if len(clock) > 1:
             first = clock.index[0]
             last = clock.index[-1]
             tokens += steps["tokens"].loc[first + 1 : last].sum()
             seconds += clock[last] - clock[first]
-            seconds -= sum(of.compile_s for at, of in stretches.items() if first < int(at) <= last)
+            for step, stretch in stretches.items():
+                if first < int(step) <= last:
+                    seconds -= stretch.compile_s
     return tokens / seconds if tokens else math.nan
 
 
 def tokens_per_s(run: Run) -> float:
     """Count tokens/s of the steady steps, of all devices, padding included; NaN if too short."""
-    return rates(run)[MEAN] if timed([run]) else math.nan
+    return count_rates(run)[MEAN_STEP] if select_timed([run]) else math.nan
 
 
 def mfu(run: Run) -> float:
@@ -131,7 +205,7 @@ def mfu(run: Run) -> float:
 
 def rate_of_steps(run: Run) -> pd.Series:
     """Count the tokens/s of each steady step."""
-    return run.steady["tokens"] / run.steady["seconds"]
+    return run.steady_steps["tokens"] / run.steady_steps["step_s"]
 
 
 def mfu_of_steps(run: Run) -> pd.Series:
@@ -139,38 +213,31 @@ def mfu_of_steps(run: Run) -> pd.Series:
     return rate_of_steps(run) / tokens_per_s(run) * mfu(run)
 
 
-def rate_table(runs: list[Run]) -> pd.DataFrame:
-    """Take logarithms of the rates of some runs: a row a run, a column a way."""
-    return np.log(pd.DataFrame(map(rates, runs)))
+def log_rate_table(runs: list[Run]) -> pd.DataFrame:
+    """Take logarithms of the rates of some runs: a row a run, a column a way to count."""
+    return np.log(pd.DataFrame([count_rates(run) for run in runs]))
 
 
 # ---- what counts once ----
-
-
-def are_paired(runs: list[Run], reference_runs: list[Run]) -> bool:
-    """Tell if two recipes ran on the same several GPUs one by one."""
-    gpus = [run.gpus for run in runs]
-    known = all(gpus) and len(set(gpus)) > 1
-    return known and gpus == [run.gpus for run in reference_runs]
 
 
 def find_units(runs: list[Run], reference_runs: list[Run]) -> tuple[list[str], list[str]]:
     """Name the unit of each run of two recipes: what counts once.
 
     Runs on one machine share what is particular to the machine, and so do runs on one GPU. If the
-    recipes had no machine in common, a machine counts once; else if they had no GPU in common, a
+    recipes had no machine in common, a machine counts once. Else if they had no GPU in common, a
     GPU does; else a run. Where a recipe's machines or GPUs are unknown, they may be one.
     """
     gpus, reference_gpus = group_names(runs, reference_runs, GPUS)
     machines, reference_machines = group_names(runs, reference_runs, MACHINES)
-    if have_common(gpus, reference_gpus):
+    if has_common_name(gpus, reference_gpus):
         return [run.name for run in runs], [run.name for run in reference_runs]
-    if have_common(machines, reference_machines):
+    if has_common_name(machines, reference_machines):
         return gpus, reference_gpus
     return machines, reference_machines
 
 
-def have_common(names: list[str], reference_names: list[str]) -> bool:
+def has_common_name(names: list[str], reference_names: list[str]) -> bool:
     """Tell if two recipes have a machine, or a GPU, in common that is known."""
     return bool(set(names) & set(reference_names) - {UNKNOWN})
 
@@ -182,39 +249,47 @@ def group_names(
 
     Runs on one GPU are on one machine, whatever the machine's name.
     """
-    together = runs + reference_runs
+    all_runs = runs + reference_runs
     groups: list[set[str]] = []
-    for run in together:
-        labels = labels_of(run, level)
-        linked = [group for group in groups if group & labels]
+    for run in all_runs:
+        labels = link_labels(run, level)
+        linked_groups = [group for group in groups if group & labels]
         groups = [group for group in groups if not group & labels]
-        groups.append(labels.union(*linked))
-    gpus = set().union(*(run.gpus for run in together))
+        groups.append(labels.union(*linked_groups))
+    gpus: set[str] = set().union(*(run.gpus for run in all_runs))
     names = []
-    for run in together:
-        labels = labels_of(run, level)
-        group = next((group for group in groups if group & labels), set())
-        known = group if level == GPUS else group - gpus
-        names.append(min(known, default=UNKNOWN))
+    for run in all_runs:
+        name = UNKNOWN
+        for group in groups:
+            if group & link_labels(run, level):
+                name = min(group if level == GPUS else group - gpus, default=UNKNOWN)
+        names.append(name)
     return names[: len(runs)], names[len(runs) :]
 
 
-def labels_of(run: Run, level: str) -> set[str]:
-    """Return what links a run to others: its GPUs, and at the level of machines also these."""
+def link_labels(run: Run, level: str) -> set[str]:
+    """Return what links a run to other runs: its GPUs, and at the level of machines also these."""
     return {*run.gpus} if level == GPUS else {*run.gpus, *run.machines}
 
 
-# ---- ratios ----
+# ---- ratios and intervals ----
 
 
-def ratios(runs: list[Run], reference_runs: list[Run], level: float) -> dict[str, Ratio]:
-    """Find the ratio of two recipes by each way, with its interval."""
-    ends_by_way = np.exp(difference(runs, reference_runs, rate_table, level)).T.tolist()
-    return {way: Ratio(*ends) for way, ends in zip(rates(runs[0]), ends_by_way, strict=True)}
+def find_ratios(runs: list[Run], reference_runs: list[Run], confidence: float) -> dict[str, Ratio]:
+    """Find the ratio of two recipes by each way to count, with its interval."""
+    table = log_rate_table(runs)
+    estimates = np.exp(
+        compare_means(runs, reference_runs, table, log_rate_table(reference_runs), confidence)
+    )
+    return {method: Ratio(*estimates[:, column]) for column, method in enumerate(table)}
 
 
-def difference(
-    runs: list[Run], reference_runs: list[Run], work_out: Callable, level: float = LEVEL
+def compare_means(
+    runs: list[Run],
+    reference_runs: list[Run],
+    values: pd.DataFrame,
+    reference_values: pd.DataFrame,
+    confidence: float = SPEED_CONFIDENCE,
 ) -> np.ndarray:
     """Estimate how far the mean of one recipe's runs is above another's, by Welch's t-test.
 
@@ -222,44 +297,270 @@ def difference(
     differences between GPUs out. Else each unit counts once, however many runs it had.
 
     Args:
-        work_out: values (runs, ...) of some runs.
+        values, reference_values: (runs, quantities) of each recipe.
 
     Returns:
-        As `estimate`.
+        As `estimate_mean`.
     """
-    table = pd.DataFrame(work_out(runs))
-    reference_table = pd.DataFrame(work_out(reference_runs))
-    if are_paired(runs, reference_runs):
-        return estimate(table - reference_table, level)
+    if are_paired_by_gpu(runs, reference_runs):
+        return estimate_mean(values - reference_values, confidence)
     units, reference_units = find_units(runs, reference_runs)
-    table = table.groupby(units).mean()
-    reference_table = reference_table.groupby(reference_units).mean()
+    means = values.groupby(units).mean()
+    reference_means = reference_values.groupby(reference_units).mean()
     with warnings.catch_warnings(action="ignore"):  # a single run, or runs that are equal
-        test = stats.ttest_ind(table, reference_table, equal_var=False)
-    return np.array([table.mean() - reference_table.mean(), *test.confidence_interval(level)])
+        test = stats.ttest_ind(means, reference_means, equal_var=False)
+    difference = means.mean() - reference_means.mean()
+    return np.array([difference, *test.confidence_interval(confidence)])
 
 
-def estimate(values, level: float) -> np.ndarray:
+def are_paired_by_gpu(runs: list[Run], reference_runs: list[Run]) -> bool:
+    """Tell if two recipes ran on the same several GPUs one by one."""
+    gpus = [run.gpus for run in runs]
+    are_known = all(gpus) and len(set(gpus)) > 1
+    return are_known and gpus == [run.gpus for run in reference_runs]
+
+
+def estimate_mean(values: pd.DataFrame | pd.Series, confidence: float) -> np.ndarray:
     """Estimate the mean of values (samples, ...).
 
     Returns (3, ...): the mean, and its interval by Student's t-test, NaN of a single sample.
     """
     with warnings.catch_warnings(action="ignore"):  # a single sample, or samples that are equal
-        ends = stats.ttest_1samp(values, 0).confidence_interval(level)
-    return np.array([values.mean(axis=0), *ends])
+        interval = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    return np.array([values.mean(axis=0), *interval])
 
 
-def runs_needed(runs: int, width: float, distance: float, samples: int, level: float) -> int | None:
+def count_runs_needed(
+    runs: int, width: float, distance: float, samples: int, confidence: float
+) -> int | None:
     """Foretell how many runs of each recipe narrow an interval to `distance` on each side.
 
-    None if that takes more than `MANY`, or is not known.
+    None if that takes more than `MAX_RUNS_NEEDED`, or is not known.
 
     Args:
         runs: how many runs of each recipe the interval is from now.
         width: from end to end of the interval now.
         samples: 1 if runs are paired, else 2.
     """
-    counts = np.arange(1, MANY)
-    widths = stats.t.ppf((1 + level) / 2, samples * (counts - 1)) / np.sqrt(counts)
-    enough = counts[width * widths / widths[runs - 1] <= 2 * distance]
-    return next(iter(enough), None)
+    counts = np.arange(1, MAX_RUNS_NEEDED)
+    widths = stats.t.ppf((1 + confidence) / 2, samples * (counts - 1)) / np.sqrt(counts)
+    sufficient = counts[width * widths / widths[runs - 1] <= 2 * distance]
+    return sufficient[0] if len(sufficient) else None
+
+
+# ---- rule 3 ----
+
+
+def find_contradictions(
+    ratios: dict[str, Ratio],
+    runs: list[Run],
+    reference_runs: list[Run],
+    mixed_keys: Sequence[str],
+) -> Iterator[str]:
+    """Say what contradicts a ratio: different places, or another ratio by an honest way."""
+    ratio = ratios[MEAN_STEP]
+    quick_ratio = ratios[QUICK_STEPS]
+    if math.isnan(ratio.low):
+        yield describe_places(runs, reference_runs)
+    elif ratio.is_clear or ratio.is_equal:
+        unlike_ratios = find_unlike_ratios(ratios, runs, reference_runs)
+        unlike_ratios |= find_ratios_at_equal_places(runs, reference_runs, mixed_keys)
+        unlike_ratios[TREND] = Ratio(ratio.mean / estimate_trend(runs, reference_runs))
+        if ratio.low > 1:
+            # Other runs of a recipe may have been slowed down.
+            unlike_ratios["by the quickest run of each"] = compare_quickest(runs, reference_runs)
+        contradictions = []
+        for method, unlike_ratio in unlike_ratios.items():
+            # Nobody minds a larger lead of some steps or runs, except by trend or valid tokens.
+            is_welcome = ratio.low > 1 and unlike_ratio.mean >= ratio.mean
+            if is_welcome and method not in (TREND, f"by {VALID_TOKENS}"):
+                continue
+            if unlike_ratio.contradicts(ratio):
+                contradictions.append(f"{method} it has {unlike_ratio} times the tokens/s")
+        yield from contradictions[:MAX_CONTRADICTIONS]
+    elif quick_ratio.low > 1 and not Ratio(quick_ratio.low).contradicts(quick_ratio):
+        longest = describe_longest_step(runs + reference_runs)
+        yield (
+            f"slow steps hide its lead ({longest}): by {QUICK_STEPS} it has {quick_ratio} times "
+            "the tokens/s"
+        )
+
+
+def describe_places(runs: list[Run], reference_runs: list[Run]) -> str:
+    """Say that two recipes had no machine, or no GPU, in common, or that no record shows one."""
+    machines, reference_machines = group_names(runs, reference_runs, MACHINES)
+    places = "; ".join(sorted({run.place for run in runs + reference_runs}))
+    hosts = "; ".join(sorted({run.record.last_attempt.host for run in runs + reference_runs}))
+    if has_common_name(machines, reference_machines):
+        return f"the recipes ran on different GPUs ({places}), which may differ in speed"
+    if UNKNOWN in machines + reference_machines:
+        return (
+            f"no record shows if the recipes shared a machine (host names: {hosts}), and machines "
+            "may differ in speed"
+        )
+    return f"the recipes ran on different machines ({hosts}), which may differ in speed"
+
+
+def describe_longest_step(runs: list[Run]) -> str:
+    """Name the longest steady step of some runs, beside its run's median step."""
+    relative_s = pd.concat(
+        {run.name: run.steady_steps["step_s"] / run.steady_steps["step_s"].median() for run in runs}
+    )
+    name, step = relative_s.idxmax()
+    return f"step {step} of {name} took {relative_s.max():.1f} times its median step"
+
+
+def find_unlike_ratios(
+    ratios: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
+) -> dict[str, Ratio]:
+    """Find ratios unlike the mean steady step's.
+
+    They differ by more than chance, or are unclear where the mean's is clear. A t-test shows more
+    than chance. So do ranks, if all runs of one recipe differ more from their mean step than all
+    runs of the other: bursts vary too much for a t-test. Fifths of the steps vary by chance.
+    """
+    table = log_rate_table(runs)
+    reference_table = log_rate_table(reference_runs)
+    deviations = table.sub(table[MEAN_STEP], axis="rows")
+    reference_deviations = reference_table.sub(reference_table[MEAN_STEP], axis="rows")
+    with warnings.catch_warnings(action="ignore"):  # runs that are equal
+        test = stats.ttest_ind(deviations, reference_deviations)
+    p_values = dict(zip(deviations, test.pvalue, strict=True))
+    all_above = deviations.min() > reference_deviations.max()
+    all_below = deviations.max() < reference_deviations.min()
+    unlike_ratios = {}
+    for method, ratio in ratios.items():
+        is_unlike = p_values[method] < MAX_P_VALUE
+        if method not in FIFTHS:
+            is_unclear = ratios[MEAN_STEP].is_clear and not ratio.is_clear
+            is_unlike = is_unlike or is_unclear or all_above[method] or all_below[method]
+        if not is_unlike:
+            continue
+        if method == QUICK_STEPS:
+            longest = describe_longest_step(runs + reference_runs)
+            unlike_ratios[f"by {method} ({longest})"] = ratio
+        else:
+            unlike_ratios[f"by {method}"] = ratio
+    return unlike_ratios
+
+
+def compare_quickest(runs: list[Run], reference_runs: list[Run]) -> Ratio:
+    """Divide the tokens/s of the quickest run of each recipe."""
+    quickest = max(tokens_per_s(run) for run in runs)
+    return Ratio(quickest / max(tokens_per_s(run) for run in reference_runs))
+
+
+def estimate_trend(runs: list[Run], reference_runs: list[Run]) -> float:
+    """Estimate the ratio that order explains; 1 if the trend may be chance.
+
+    If all runs became slower in time, the recipe that ran first looks faster.
+    """
+    all_runs = runs + reference_runs
+    table = log_rate_table(all_runs)[[MEAN_STEP]]
+    starts = pd.Series([run.record.last_attempt.start for run in all_runs])
+    table["start"] = starts.rank()
+    means = table.groupby([run.recipe for run in all_runs]).transform("mean")
+    deviations = table - means
+    if not deviations["start"].any():
+        return 1.0  # all runs were made at once
+    line = stats.linregress(deviations["start"], deviations[MEAN_STEP])
+    if line.pvalue >= MAX_P_VALUE:
+        return 1.0
+    delay = means["start"].iloc[0] - means["start"].iloc[-1]
+    return math.exp(delay * line.slope)
+
+
+def find_ratios_at_equal_places(
+    runs: list[Run], reference_runs: list[Run], mixed_keys: Sequence[str]
+) -> dict[str, Ratio]:
+    """Find the ratio among runs of one GPU, of one machine, and with equal records of the machine.
+
+    A recipe that had the quicker places more often looks faster.
+    """
+    groups_by_way = {
+        "on the GPUs that both had": group_names(runs, reference_runs, GPUS),
+        "on the machines that both had": group_names(runs, reference_runs, MACHINES),
+    }
+    for key in mixed_keys:
+        values = [str(run.facts.get(key)) for run in runs]
+        reference_values = [str(run.facts.get(key)) for run in reference_runs]
+        groups_by_way[f"where both have the same {key}"] = values, reference_values
+    ratios = {}
+    for way, (groups, reference_groups) in groups_by_way.items():
+        ratio = estimate_ratio_in_groups(runs, reference_runs, groups, reference_groups)
+        if ratio:
+            ratios[way] = Ratio(ratio)
+    return ratios
+
+
+def estimate_ratio_in_groups(
+    runs: list[Run], reference_runs: list[Run], groups: list[str], reference_groups: list[str]
+) -> float | None:
+    """Estimate the ratio of two recipes within groups of runs, by least squares.
+
+    None if groups do not differ by more than chance (an F-test), or if the recipes have none in
+    common. Unknown groups of two recipes are not the same.
+    """
+    # log rate = recipe's effect + group's effect, beside a model without groups
+    labels = [f"{UNKNOWN} too" if group == UNKNOWN else group for group in groups]
+    log_rates = log_rate_table(runs + reference_runs)[MEAN_STEP].to_numpy()
+    in_recipe = np.repeat([1.0, 0.0], [len(runs), len(reference_runs)])
+    in_group = pd.get_dummies(labels + reference_groups, dtype=float).to_numpy()
+    simple_model = np.column_stack([in_recipe, np.ones_like(in_recipe)])
+    group_model = np.column_stack([in_recipe, in_group])
+    rank = np.linalg.matrix_rank(group_model)
+    added_parameters = rank - 2
+    degrees_of_freedom = len(log_rates) - rank
+    if rank == np.linalg.matrix_rank(in_group) or added_parameters < 1 or degrees_of_freedom < 1:
+        return None
+    coefficients = np.linalg.lstsq(group_model, log_rates)[0]
+    residual = np.square(log_rates - group_model @ coefficients).sum()
+    simple_coefficients = np.linalg.lstsq(simple_model, log_rates)[0]
+    simple_residual = np.square(log_rates - simple_model @ simple_coefficients).sum()
+    explained = (simple_residual - residual) / added_parameters
+    variance = max(residual / degrees_of_freedom, MIN_VARIANCE)
+    p_value = stats.f.sf(explained / variance, added_parameters, degrees_of_freedom)
+    return math.exp(coefficients[0]) if p_value < MAX_P_VALUE else None
+
+
+def find_impossible_speeds(
+    ratio: Ratio, runs: list[Run], reference_runs: list[Run]
+) -> Iterator[str]:
+    """Say what is faster than FP8 allows: a ratio, or steps, which may have done no work."""
+    fp8_share = np.mean([run.fp8_share for run in runs])
+    limit = highest_speed_up(fp8_share)
+    if fp8_share and ratio.mean > limit:
+        share = f"FP8 in {fp8_share:.0%} of the matmul FLOPs"
+        yield f"{share} gives {limit:.2f} times the tokens/s at most"
+    quickest_reference = max(count_rates(run)[QUICK_STEPS] for run in reference_runs)
+    shares = {}
+    for run in runs + reference_runs:
+        limit = highest_speed_up(run.proof.fp8_share if run.proof else math.nan)
+        is_too_quick = mfu_of_steps(run) > limit
+        if run in runs and fp8_share:
+            is_too_quick |= rate_of_steps(run) > limit * quickest_reference
+        if is_too_quick.mean() > MAX_QUICK_SHARE:
+            shares[run.name] = is_too_quick.mean()
+    if shares:
+        names = ", ".join(shares)
+        yield f"{max(shares.values()):.0%} of the steps were too quick for their work ({names})"
+
+
+def highest_speed_up(fp8_share: float) -> float:
+    """Work out how many times as fast a step can be with a share of its FLOPs in FP8, at twice the
+    rate."""
+    return 1 / (1 - fp8_share / 2)
+
+
+def find_short_memory(runs: list[Run]) -> list[str]:
+    """Say of a recipe whose steady steps waited for the allocator that memory was short.
+
+    Their time then tells of the GPU's memory, not of the recipe.
+    """
+    share = pd.concat([run.steady_steps["memory_was_short"] for run in runs]).mean()
+    if share <= MAX_SHORT_SHARE:
+        return []
+    return [
+        f"the GPU's memory was short in {share:.0%} of the steady steps of {runs[0].recipe}: a "
+        "smaller size would tell"
+    ]

@@ -1,18 +1,25 @@
-"""Read all runs of a study, and note missing planned runs. Rule 0: one training.
+"""Read all runs of a study, also the missing planned runs. Rule 0: the runs are one training.
 
 A copy of a run, and a run of another training, are left out by name.
 """
 
 import math
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations, product
 from pathlib import Path
 
-from analysis.packed import read_packed_runs
-from analysis.runs import MIN_SEEDS, UNREADABLE, Run, joined, read_run, read_yaml
+from analysis.runs import (
+    MIN_SEEDS,
+    UNREADABLE,
+    Run,
+    join_records,
+    read_packed_runs,
+    read_run,
+    read_yaml,
+)
 from experiments.records.run import (
     MANIFEST_OF_LAYOUT_4,
     PACKED_RUNS,
@@ -45,31 +52,35 @@ class StudyError(InputError):
 
 @dataclass
 class Study:
-    runs: list[Run]  # by recipe, in the order of the study, and by seed
+    """The runs of a study.
+
+    Args:
+        runs: by recipe, in the order of the study, and by seed.
+        file: what the study was started with.
+        problems: sentences on records that could not be read, and on runs that were left out.
+        clock_start: what wall times count from.
+    """
+
+    runs: list[Run]
     file: StudyFile
-    problems: list[str]  # records that could not be read, and runs that were left out
-    clock_start: str = "the process"  # what wall times count from
+    problems: list[str]
+    clock_start: str = "the process"
+    recipes: list[str] = field(init=False)
+    runs_by_recipe: dict[str, list[Run]] = field(init=False)
+    completed_by_recipe: dict[str, list[Run]] = field(init=False)
+    on_cpu: bool = field(init=False)
 
-    @property
-    def recipes(self) -> list[str]:
-        return list(dict.fromkeys(run.recipe for run in self.runs))
-
-    @property
-    def on_cpu(self) -> bool:
-        completed = [run.record.last_attempt for run in self.runs if run.completed]
-        return any(attempt.hardware.type == "cpu" for attempt in completed)
-
-    def started(self, recipe: str) -> list[Run]:
-        return [run for run in self.runs if run.recipe == recipe]
-
-    @property
-    def completed(self) -> dict[str, list[Run]]:
-        """The completed runs of each recipe; a recipe without one has an empty list."""
-        runs = defaultdict(list)
+    def __post_init__(self) -> None:
+        """Sort the runs by recipe: all of them, and the completed ones where there are some."""
+        self.runs_by_recipe = {}
+        self.completed_by_recipe = {}
+        self.on_cpu = False
         for run in self.runs:
+            self.runs_by_recipe.setdefault(run.recipe, []).append(run)
             if run.completed:
-                runs[run.recipe].append(run)
-        return runs
+                self.completed_by_recipe.setdefault(run.recipe, []).append(run)
+                self.on_cpu |= run.record.last_attempt.hardware.type == "cpu"
+        self.recipes = [*self.runs_by_recipe]
 
 
 # ---- reading ----
@@ -81,46 +92,53 @@ def read_study(*paths: Path) -> Study:
         if not path.exists():
             raise StudyError(f"{path}: is not there")
     folders = sorted(find_folders(paths))
-    studies = [folder for folder in folders if (folder / STUDY_FILE).exists()]
-    # A folder within a study may hold another study.
-    given = {path.resolve() for path in paths}
-    studies = [folder for folder in studies if folder.resolve() in given] or studies
-    # Scattered runs have no study.yaml, or several.
-    file = read_study_file(studies[0] / STUDY_FILE) if len(studies) == 1 else StudyFile()
+    file = find_study_file(folders, paths)
     planned = {(recipe, str(seed)) for recipe, seed in product(file.recipes, file.seeds)}
     runs, problems = read_runs(folders, planned)
     if not any(run.record for run in runs):
         raise StudyError("; ".join(problems) or f"{', '.join(map(str, paths))}: holds no run")
     runs, copies = leave_out_copies(runs)
     add_packages(runs)
-    locate([run for run in runs if run.record])
+    find_machines_and_gpus([run for run in runs if run.record])
     mark_shared_gpus(runs)
     runs, odd_runs = leave_out_other_trainings(runs, file)
     runs, second_runs = leave_out_second_runs(runs)
     recorded = {(run.recipe, run.seed) for run in runs}
-    runs += [Run(recipe, seed) for recipe, seed in planned if (recipe, seed) not in recorded]
+    runs += [Run(recipe, seed) for recipe, seed in planned - recorded]
     order = [*file.recipes, *(run.recipe for run in runs)]
     runs.sort(key=lambda run: (order.index(run.recipe), len(run.seed), run.seed))
     return Study(runs, file, problems + copies + odd_runs + second_runs)
 
 
+def find_study_file(folders: list[Path], paths: tuple[Path, ...]) -> StudyFile:
+    """Read the study.yaml of some folders: that of a given path, because a folder within a study
+    may hold another study. Scattered runs have none, or several: then nothing is planned."""
+    studies = [folder for folder in folders if (folder / STUDY_FILE).exists()]
+    resolved_paths = {path.resolve() for path in paths}
+    studies = [folder for folder in studies if folder.resolve() in resolved_paths] or studies
+    if len(studies) == 1:
+        return read_study_file(studies[0] / STUDY_FILE)
+    return StudyFile()
+
+
 def find_folders(tops: Iterable[Path]) -> list[Path]:
     """List all folders at or below some folders, each once, also behind links."""
-    found: dict[Path, Path] = {}
-    waiting = [(top, math.inf) for top in tops]
-    while waiting:
-        top, depth = waiting.pop(0)
-        for name, below, _ in os.walk(top):
+    folders: dict[Path, Path] = {}  # by their real paths
+    queue = [(top, math.inf) for top in tops]
+    while queue:
+        top, depth = queue.pop(0)
+        for name, subfolders, _ in os.walk(top):
             folder = Path(name)
-            if folder.resolve() in found:
-                below.clear()
+            if folder.resolve() in folders:
+                subfolders.clear()
                 continue
-            found[folder.resolve()] = folder
+            folders[folder.resolve()] = folder
             if len(folder.relative_to(top).parts) >= depth:
-                below.clear()
-            links = [folder / each for each in sorted(below) if is_followed(folder / each)]
-            waiting += [(link, LINK_DEPTH) for link in links]
-    return [*found.values()]
+                subfolders.clear()
+            for subfolder in sorted(subfolders):
+                if is_followed(folder / subfolder):
+                    queue.append((folder / subfolder, LINK_DEPTH))
+    return [*folders.values()]
 
 
 def is_followed(path: Path) -> bool:
@@ -141,8 +159,8 @@ def is_followed(path: Path) -> bool:
 def read_runs(folders: list[Path], planned: set[tuple[str, str]]) -> tuple[list[Run], list[str]]:
     """Read the runs in some folders. Returns them, and a sentence on each unreadable one.
 
-    An unreadable run is a run without records; a damaged copy of a run, whose folder is no planned
-    run's, is none.
+    An unreadable run is a run without records. A damaged copy, whose folder is not that of a
+    planned run, does not count as a run.
     """
     runs = []
     problems = []
@@ -157,9 +175,10 @@ def read_runs(folders: list[Path], planned: set[tuple[str, str]]) -> tuple[list[
                 runs += read_packed_runs(path)
         except RecordError as error:
             problems.append(str(error))
-            place = path.parent.name, path.name.removeprefix("seed")
-            if is_run and (place in planned or not planned):
-                runs.append(Run(*place, path=path, ending=UNREADABLE))
+            recipe = path.parent.name
+            seed = path.name.removeprefix("seed")
+            if is_run and ((recipe, seed) in planned or not planned):
+                runs.append(Run(recipe, seed, path=path, ending=UNREADABLE))
     return runs, problems
 
 
@@ -180,15 +199,16 @@ def leave_out_copies(runs: list[Run]) -> tuple[list[Run], list[str]]:
     Returns the other runs, and a sentence on each copy. Of a run and its copies the completed one
     counts, and the one in its place in the study.
     """
-    first: dict[tuple, Run] = {}
+    originals: dict[tuple, Run] = {}
+    copies = []
     sentences = []
-    for run in sorted(runs, key=preference):
+    for run in sorted(runs, key=rank_run):
         if run.spans:
-            began, _ = run.spans[0]
-            original = first.setdefault((run.recipe, run.seed, began), run)
+            start = run.spans[0][0]
+            original = originals.setdefault((run.recipe, run.seed, start), run)
             if original != run:
+                copies.append(run)
                 sentences.append(f"{run.path}: is a copy of {original.path}")
-    copies = {run for run in runs if run.spans and run not in first.values()}
     return [run for run in runs if run not in copies], sentences
 
 
@@ -198,22 +218,22 @@ def leave_out_second_runs(runs: list[Run]) -> tuple[list[Run], list[str]]:
     The run in its place in the study counts, else the first that was made. Returns the other runs,
     and a sentence on each second run.
     """
-    first: dict[tuple, Run] = {}
-    for run in sorted(runs, key=preference):
+    first_runs: dict[tuple, Run] = {}
+    for run in sorted(runs, key=rank_run):
         if run.completed:
-            first.setdefault((run.recipe, run.seed), run)
-    second = [run for run in runs if run.completed and run not in first.values()]
+            first_runs.setdefault((run.recipe, run.seed), run)
+    second_runs = [run for run in runs if run.completed and run not in first_runs.values()]
     sentences = [
-        f"{run.path}: is a second run of {run.name}, and a seed counts once" for run in second
+        f"{run.path}: is a second run of {run.name}, and a seed counts once" for run in second_runs
     ]
-    return [run for run in runs if run not in second], sentences
+    return [run for run in runs if run not in second_runs], sentences
 
 
-def preference(run: Run) -> tuple:
+def rank_run(run: Run) -> tuple:
     """Return what decides which of several runs of a seed counts: the lowest."""
     in_place = run.path.parent.name == run.recipe and run.path.name == f"seed{run.seed}"
-    began = run.spans[0][0].timestamp() if run.spans else math.inf
-    return not run.completed, not in_place, began, str(run.path)
+    start = run.spans[0][0].timestamp() if run.spans else math.inf
+    return not run.completed, not in_place, start, str(run.path)
 
 
 def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Run], list[str]]:
@@ -224,22 +244,23 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
     made, and not one with an odd run.
     """
     recorded = [run for run in runs if run.record]
-    trainings = {run: training(run) for run in recorded}
+    trainings = {run: describe_training(run) for run in recorded}
     usual = most_usual([run for run in recorded if run.completed] or recorded, trainings)
     expected = trainings[usual]
     differing = [run for run in recorded if first_difference(trainings[run], expected)]
-    others = [run for run in runs if run not in differing]
-    completed = Counter(run.recipe for run in others if run.completed)
-    made = {(run.recipe, run.seed) for run in others}
-    seeds = {str(seed) for seed in file.seeds} or {run.seed for run in others}
+    remaining = [run for run in runs if run not in differing]
+    completed = Counter(run.recipe for run in remaining if run.completed)
+    remaining_seeds = {(run.recipe, run.seed) for run in remaining}
+    seeds = {str(seed) for seed in file.seeds} or {run.seed for run in remaining}
     paths_by_difference: dict[str, list[Path]] = {}
     for run in differing:
         key = first_difference(trainings[run], expected)
         difference = f"{key} is {expected[key]} in {usual.path} and {trainings[run][key]}"
         is_of_study = run.recipe in file.recipes or not file.recipes
-        is_missed = is_of_study and run.seed in seeds and (run.recipe, run.seed) not in made
-        needed = MIN_SEEDS if is_missed else int(is_of_study)
-        if run.completed and completed[run.recipe] < needed:
+        is_missed = is_of_study and run.seed in seeds
+        is_missed = is_missed and (run.recipe, run.seed) not in remaining_seeds
+        needed_runs = MIN_SEEDS if is_missed else int(is_of_study)
+        if run.completed and completed[run.recipe] < needed_runs:
             raise StudyError(
                 f"these are not the runs of one training: {difference} in {run.path}; give the "
                 "folder of one study"
@@ -247,15 +268,15 @@ def leave_out_other_trainings(runs: list[Run], file: StudyFile) -> tuple[list[Ru
         paths_by_difference.setdefault(difference, []).append(run.path)
         if is_missed:
             run.ending = OTHER_TRAINING
-            others.append(run)
+            remaining.append(run)
     sentences = []
     for difference, paths in paths_by_difference.items():
         verb = "is" if len(paths) == 1 else "are"
-        sentences.append(f"{name_paths(paths)}: {verb} {OTHER_TRAINING}: {difference} there")
-    return others, sentences
+        sentences.append(f"{list_paths(paths)}: {verb} {OTHER_TRAINING}: {difference} there")
+    return remaining, sentences
 
 
-def name_paths(paths: list[Path]) -> str:
+def list_paths(paths: list[Path]) -> str:
     """List paths, several by the folder that they share: `runs/x: baseline/seed0, trial`."""
     is_mixed = len({path.is_absolute() for path in paths}) > 1
     if len(paths) == 1 or is_mixed:
@@ -266,11 +287,10 @@ def name_paths(paths: list[Path]) -> str:
 
 def most_usual(runs: list[Run], trainings: dict[Run, dict]) -> Run:
     """Choose the run whose training is that of most runs."""
-    counts = {}
-    for run in runs:
-        alike = [first_difference(trainings[other], trainings[run]) is None for other in runs]
-        counts[run] = sum(alike)
-    return max(runs, key=counts.get)
+    counts: Counter[Run] = Counter()
+    for run, other_run in product(runs, runs):
+        counts[run] += first_difference(trainings[other_run], trainings[run]) is None
+    return max(runs, key=lambda run: counts[run])
 
 
 def first_difference(facts: dict[str, str], expected: dict[str, str]) -> str | None:
@@ -281,7 +301,7 @@ def first_difference(facts: dict[str, str], expected: dict[str, str]) -> str | N
     return None
 
 
-def training(run: Run) -> dict[str, str]:
+def describe_training(run: Run) -> dict[str, str]:
     """Collect what a run trained: `ONE_TRAINING`, and the learning rate of each logged step.
 
     A run that made no step has no tokens a step to compare.
@@ -289,8 +309,9 @@ def training(run: Run) -> dict[str, str]:
     facts = {key: run.facts.get(key) for key in ONE_TRAINING}
     if not run.length:
         del facts["tokens_per_step"]
-    rates = run.steps["lr"].dropna().map("{:.4g}".format)
-    return facts | rates.rename("the learning rate of step {}".format).to_dict()
+    for step, lr in run.steps["lr"].dropna().items():
+        facts[f"the learning rate of step {step}"] = f"{lr:.4g}"
+    return facts
 
 
 # ---- what runs share ----
@@ -299,61 +320,65 @@ def training(run: Run) -> dict[str, str]:
 def add_packages(runs: list[Run]) -> None:
     """Add installed packages to the facts of runs, by the environment files of all of them.
 
-    What torch loads stands under `packages`, the others under `other_packages`. Without its file a
+    What torch loads stands under `packages`, the rest under `other_packages`. Without its file a
     run's packages are unknown.
     """
-    known: dict[str, dict] = {}
+    packages_by_file: dict[str, dict[str, str]] = {}
     for run in runs:
-        known |= {name: packages for name, packages in run.packages.items() if packages}
+        for name, packages in run.packages.items():
+            if packages:
+                packages_by_file[name] = packages
     for run in runs:
-        if not run.packages or run.packages.keys() - known.keys():
-            run.unknown += ("packages.", "other_packages.")
+        if not run.packages or run.packages.keys() - packages_by_file.keys():
+            run.unknown_keys += ("packages.", "other_packages.")
             continue
         records = []
         for name in run.packages:
-            loaded = {}
-            others = {}
-            for package, version in known[name].items():
-                group = loaded if package.lower().startswith(LOADED_PACKAGES) else others
-                group[package] = version
-            records.append({"packages": loaded, "other_packages": others})
-        run.facts = joined(records) | run.facts
+            record: dict[str, dict[str, str]] = {"packages": {}, "other_packages": {}}
+            for package, version in packages_by_file[name].items():
+                is_loaded = package.lower().startswith(LOADED_PACKAGES)
+                record["packages" if is_loaded else "other_packages"][package] = version
+            records.append(record)
+        run.facts = join_records(records) | run.facts
 
 
-def locate(runs: list[Run]) -> None:
+def find_machines_and_gpus(runs: list[Run]) -> None:
     """Find the machines and GPUs of runs.
 
     A machine is its boot id. Where none is on record it is a host name that several runs share: a
     container invents a host name, and no other run has it. A GPU is its UUID, else its number on a
     known machine.
     """
-    hosts = Counter()
+    runs_by_host: Counter[str] = Counter()
     for run in runs:
-        hosts.update({attempt.host for attempt in run.attempts})
+        runs_by_host.update({attempt.host for attempt in run.attempts})
     for run in runs:
         machines: set[str] = set()
         gpus: set[str] = set()
         for attempt in run.attempts:
-            boot_ids = {machine for machine in attempt.machines if machine}
-            shared_host = {attempt.host} if hosts[attempt.host] > 1 else set()
-            here = boot_ids or shared_host
-            uuids = {gpu for gpu in [attempt.hardware.uuid, *attempt.gpus] if gpu}
+            boot_ids = {boot_id for boot_id in attempt.machines if boot_id}
+            shared_host = {attempt.host} if runs_by_host[attempt.host] > 1 else set()
+            machines_of_attempt = boot_ids or shared_host
+            uuids = {uuid for uuid in [attempt.hardware.uuid, *attempt.gpus] if uuid}
             numbers = (attempt.hardware.visible_devices or "None").split(",")
-            numbered = {f"GPU {number} of {machine}" for number in numbers for machine in here}
-            machines |= here
-            gpus |= uuids or numbered
+            machines |= machines_of_attempt
+            if uuids:
+                gpus |= uuids
+            else:
+                gpus |= {f"GPU {n} of {name}" for n, name in product(numbers, machines_of_attempt)}
         run.machines = frozenset(machines)
         run.gpus = frozenset(gpus)
 
 
 def mark_shared_gpus(runs: list[Run]) -> None:
     """Mark the GPUs of runs with another run on their GPU at the same time: they are slower."""
-    shared = set()
-    for run, other in permutations(runs, 2):
-        kept = [run.spans[process] for process in run.steps["process"].unique()]
-        for (start, end), (other_start, other_end) in product(kept, other.spans):
-            if run.gpus & other.gpus and max(start, other_start) < min(end, other_end):
-                shared.add(run)
-    for run in shared:
+    slowed_runs = set()
+    for run, other_run in permutations(runs, 2):
+        if run.gpus & other_run.gpus:
+            spans = [run.spans[number - 1] for number in run.steps["attempt"].unique()]
+            for (start, end), (other_start, other_end) in product(spans, other_run.spans):
+                if max(start, other_start) < min(end, other_end):
+                    slowed_runs.add(run)
+    for run in slowed_runs:
         run.gpus = frozenset(f"{gpu} beside another run" for gpu in run.gpus)
         run.place += " beside another run"

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import yaml
 
-from analysis.newest import ROOT
+from experiments.config.recipes import ROOT
 
 RECIPES = ("tensorwise_fp8_compiled", "rowwise_fp8_compiled")
 

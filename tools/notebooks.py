@@ -16,7 +16,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from analysis.newest import KEPT, ROOT, NothingToShow
+from analysis.newest import KEPT, NothingToShow
+from experiments.config.recipes import ROOT
 
 NOTEBOOKS = {source.stem: source for source in sorted(ROOT.glob("analysis/notebooks/*.py"))}
 for source in sorted(ROOT.glob("extensions/*/notebook.py")):

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.packed import PACKED_STEPS, PackedRun
-from analysis.runs import log_table, read_environments, read_run
+from analysis.runs import PACKED_STEPS, PackedRun, log_table, read_environments, read_run
 from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from experiments.records.files import write_whole
 from experiments.records.run import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from analysis import newest, plots
 from analysis.comparison import compare
-from analysis.page import render
+from analysis.report import render
 from analysis.study import read_study
 from tools.compatibility import list_cells
 
@@ -20,8 +20,8 @@ DOCS = newest.ROOT / "docs"
 
 def generate_pages() -> dict[Path, str]:
     """Generate the text of every page that has a generated part."""
-    folder = newest.results()
-    losses_folder = newest.results("loss_fp32")
+    folder = newest.find_kept_runs()
+    losses_folder = newest.find_kept_runs("loss_fp32")
     results = render(
         "tools/results.md.j2",
         study=compare(read_study(folder)),
@@ -51,7 +51,7 @@ if __name__ == "__main__":
     for path, text in generate_pages().items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {_relative(path)}")
-    folder = newest.results()
+    folder = newest.find_kept_runs()
     comparison = compare(read_study(folder))
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(comparison)))
     print(f"wrote summary.png of {_relative(folder)}")

@@ -9,13 +9,13 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import answer, details, limits
+from analysis.answer import write_answer, write_details, write_limits
 from analysis.comparison import compare
 from analysis.study import read_study
-from analysis.table import recipe_table
+from analysis.tables import recipe_table
 
-comparison = compare(read_study(newest.runs()))
-print(*answer(comparison), *limits(comparison), sep="\n")
+comparison = compare(read_study(newest.find_runs()))
+print(*write_answer(comparison), *write_limits(comparison), sep="\n")
 
 # %%
 recipe_table(comparison)
@@ -67,4 +67,4 @@ plots.memory(comparison)
 # ## Evidence
 
 # %%
-print(*details(comparison), sep="\n")
+print(*write_details(comparison), sep="\n")

@@ -11,10 +11,10 @@
 # %%
 from analysis import newest, plots
 from analysis.comparison import compare
-from analysis.notebook_tables import cost_by_steps
 from analysis.study import read_study
+from analysis.tables import cost_table
 
-comparison = compare(read_study(newest.runs()))
+comparison = compare(read_study(newest.find_runs()))
 
 # %% [markdown]
 # ## The first step (compile)
@@ -32,7 +32,7 @@ plots.lead(comparison)
 
 # %%
 for recipe in comparison.fp8:
-    ahead = comparison.findings[recipe].break_even
+    ahead = comparison.results[recipe].break_even
     print(f"{recipe} ahead of {comparison.reference}: {ahead}")
 
 # %% [markdown]
@@ -42,4 +42,4 @@ for recipe in comparison.fp8:
 # takes the time of a mean steady step.
 
 # %%
-cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
+cost_table(comparison, [100, 1_000, 10_000, 100_000]).round(3)

@@ -8,54 +8,63 @@ from scipy.stats import gmean
 
 from analysis.comparison import Comparison
 from analysis.plots.style import (
-    SMALL,
+    SMALL_FONT,
     NoData,
-    finding,
-    look,
-    make_room,
-    name,
-    note,
-    number,
+    find_look,
+    format_number,
+    full_name,
     plot,
+    set_height,
     short_name,
+    write_headline,
+    write_note,
 )
-from analysis.speed import MIN_STEPS
-from analysis.table import measured_runs
+from analysis.runs import MIN_STEPS
+from analysis.tables import measure_runs
 
 # Parts of the time to the end of step 1, as an attempt's record has them.
 STARTUP = ["import", "data", "compile"]
 # Of these and of the rest. Paul Tol's muted colours, which colour-blind readers tell apart too.
-COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
+STARTUP_COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
 
 
-def completed_runs(comparison: Comparison) -> pd.DataFrame:
-    """List what completed runs measured, indexed by recipe."""
-    return measured_runs(comparison).query("completed").set_index("recipe")
+def measure_completed_runs(comparison: Comparison) -> pd.DataFrame:
+    """Measure the completed runs: a row a run, indexed by recipe."""
+    return measure_runs(comparison).query("completed").set_index("recipe")
 
 
-def set_rows(axes: Axes, names: Sequence[str], x_label: str, words: Iterable[str] = ()) -> None:
+def set_rows(axes: Axes, labels: Sequence[str], x_label: str, texts: Iterable[str] = ()) -> None:
     """Name the rows of a panel, the first one on top, and make room for them.
 
     Args:
-        words: what to write of each row, on the right of the panel.
+        texts: what to write of each row, on the right of the panel.
     """
-    axes.set_yticks(range(len(names)), names)
-    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel=x_label, ylabel="")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set(ylim=(len(labels) - 0.5, -0.5), xlabel=x_label, ylabel="")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter("{x:,.10g}")
-    beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-    for row, text in enumerate(words):
-        axes.annotate(text, (1, row), (5, 0), **beside, va="center", fontsize=SMALL)
-    make_room(axes, 3 * len(names))
+    for row, text in enumerate(texts):
+        axes.annotate(
+            text,
+            (1, row),
+            xytext=(5, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            verticalalignment="center",
+            fontsize=SMALL_FONT,
+        )
+    set_height(axes, text_lines=3 * len(labels))
 
 
-def draw_bars(axes: Axes, values: pd.Series, y=0.0, height=0.6, alpha=0.55) -> pd.Series:
+def draw_bars(
+    axes: Axes, values: pd.Series, offset: float = 0.0, height: float = 0.6, alpha: float = 0.55
+) -> pd.Series:
     """Draw a bar a recipe, from zero to the mean of its runs, with a mark for each of several runs.
 
     Args:
         values: of the runs, indexed by recipe.
-        y: how far below the middle of its row a bar is.
+        offset: how far below the middle of its row a bar is.
 
     Returns:
         The lengths, by recipe.
@@ -65,83 +74,90 @@ def draw_bars(axes: Axes, values: pd.Series, y=0.0, height=0.6, alpha=0.55) -> p
     """
     if values.empty:
         raise NoData("no completed run has recorded it")
-    grouped = values.groupby(level=0, sort=False)
-    for row, (recipe, of_recipe) in enumerate(grouped):
-        _, colour, marker = look(recipe)
-        axes.barh(row + y, gmean(of_recipe), height, color=colour, alpha=alpha, linewidth=0)
-        if len(of_recipe) > 1:
-            axes.plot(of_recipe, [row + y] * len(of_recipe), marker, color=colour, zorder=3)
-    return grouped.agg(gmean)
+    lengths = values.groupby(level=0, sort=False).agg(gmean)
+    for row, (recipe, length) in enumerate(lengths.items()):
+        look = find_look(recipe)
+        axes.barh(row + offset, length, height, color=look.colour, alpha=alpha, linewidth=0)
+        run_values = values.loc[[recipe]]
+        if len(run_values) > 1:
+            rows = [row + offset] * len(run_values)
+            axes.plot(run_values, rows, look.marker, color=look.colour, zorder=3)
+    return lengths
 
 
-def compare_bars(axes: Axes, comparison: Comparison, values: pd.Series, unit: str, of: str) -> None:
-    """Draw bars with their ratios to the reference's, and the best FP8 recipe's as the finding.
+def compare_bars(
+    axes: Axes, comparison: Comparison, values: pd.Series, unit: str, quantity: str
+) -> None:
+    """Draw bars with their ratios to the reference's, and the best FP8 recipe's as the headline.
 
     Args:
         unit: to write after a bar's length.
-        of: what is compared, for the finding.
+        quantity: what is compared, for the headline.
     """
+    reference = comparison.reference
+    best_recipe = comparison.best.recipe
     lengths = draw_bars(axes, values.dropna())
-    words, ratios = lengths.map(number) + unit, pd.Series(dtype=float)
-    if comparison.reference in lengths:
-        ratios = lengths / lengths[comparison.reference]
-        words += ratios.map("\n{:.2f} ×".format)
-    set_rows(axes, [*map(short_name, lengths.index)], of, words)
-    if comparison.best.recipe in ratios:
-        recipe, reference = comparison.best.recipe, name(comparison.reference)
-        finding(axes, f"{name(recipe)}: {ratios[recipe]:.2f} times the {of} of {reference}")
+    texts = lengths.map(format_number) + unit
+    if reference in lengths:
+        ratios = lengths / lengths[reference]
+        texts += ratios.map("\n{:.2f} ×".format)
+        if best_recipe in ratios:
+            ratio = f"{ratios[best_recipe]:.2f} times the {quantity}"
+            write_headline(axes, f"{full_name(best_recipe)}: {ratio} of {full_name(reference)}")
+    set_rows(axes, [*map(short_name, lengths.index)], quantity, texts)
 
 
 @plot
 def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included, and write MFU."""
-    runs = completed_runs(comparison).dropna(subset="tokens_per_s")
+    runs = measure_completed_runs(comparison).dropna(subset="tokens_per_s")
     compare_bars(axes, comparison, runs["tokens_per_s"], "", "tokens/s")
-    used = runs.groupby(level=0, sort=False)["mfu_bf16_peak"].mean()
-    words = used.map("\nMFU {:.1%}".format).mask(used.isna(), "")
-    axes.set_yticklabels(used.index.map(short_name) + words)
-    record = comparison.study.completed[used.index[0]][0].record
-    device = record.last_attempt.hardware.name
+    mfu = runs.groupby(level=0, sort=False)["mfu_bf16_peak"].mean()
+    mfu_texts = mfu.map("\nMFU {:.1%}".format).mask(mfu.isna(), "")
+    axes.set_yticklabels(mfu.index.map(short_name) + mfu_texts)
+    first_run = comparison.study.completed_by_recipe[mfu.index[0]][0]
+    device = first_run.record.last_attempt.hardware.name
     text = f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more."
     if not runs.index.is_unique:
         text += " Marks: several runs."
-    if used.notna().any():
+    if mfu.notna().any():
         text += " MFU: of the bf16 peak, for FP8 too."
-    note(axes, text)
+    write_note(axes, text)
 
 
 @plot
 def memory(axes: Axes, comparison: Comparison) -> None:
     """Draw the highest memory in GiB."""
-    gib = completed_runs(comparison)["peak_memory_gib"]
-    compare_bars(axes, comparison, gib, " GiB", "peak memory")
-    on_cpu = comparison.study.on_cpu
-    whose = "resident memory of the process" if on_cpu else "reserved memory of a device"
-    axes.set_xlabel(f"peak {whose} (GiB)")
+    peak_memory_gib = measure_completed_runs(comparison)["peak_memory_gib"]
+    compare_bars(axes, comparison, peak_memory_gib, " GiB", "peak memory")
+    if comparison.study.on_cpu:
+        axes.set_xlabel("peak resident memory of the process (GiB)")
+    else:
+        axes.set_xlabel("peak reserved memory of a device (GiB)")
 
 
 @plot
 def first_step(axes: Axes, comparison: Comparison) -> None:
     """Draw seconds from process start to the end of step 1 by what they went to: means of completed
-    runs, of all attempts together."""
-    runs = completed_runs(comparison).groupby(level=0, sort=False)
-    seconds = runs["time_to_first_step_s"].mean()
-    startup = {
-        run: pd.DataFrame([timing.startup for timing in run.timings], columns=STARTUP).sum()
-        for run in comparison.study.runs
-        if run.completed
-    }
-    table = pd.DataFrame(startup).T.groupby(lambda run: run.recipe, sort=False).mean()
-    if table.empty:
+    runs, the sum over all attempts."""
+    rows = []
+    for run in comparison.study.runs:
+        if run.completed:
+            parts = pd.DataFrame([timing.startup for timing in run.timings], columns=STARTUP)
+            rows.append({"recipe": run.recipe, "total": run.first_step_s, **parts.sum()})
+    if not rows:
         raise NoData("no run was completed")
+    table = pd.DataFrame(rows).groupby("recipe", sort=False).mean()
+    seconds = table.pop("total")
     table["other"] = seconds - table.sum(axis="columns")
-    table.plot.barh(ax=axes, stacked=True, color=COLOURS, width=0.6, edgecolor="white")
-    axes.legend([*STARTUP, "other"], loc="lower left", bbox_to_anchor=(0, 1), ncols=len(COLOURS))
-    words = seconds.map(number) + " s"
-    set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", words)
-    note(axes, f"The clock starts with {comparison.study.clock_start}.")
-    reference, best = comparison.reference, comparison.best
-    if {reference, best.recipe} <= {*seconds.index}:
-        more = seconds[best.recipe] - seconds[reference]
-        text = f"{name(best.recipe)}: {more:+,.0f} s to step 1 over {name(reference)}"
-        finding(axes, text, pad=22)
+    table.plot.barh(ax=axes, stacked=True, color=STARTUP_COLOURS, width=0.6, edgecolor="white")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP_COLOURS))
+    texts = seconds.map(format_number) + " s"
+    set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", texts)
+    write_note(axes, f"The clock starts with {comparison.study.clock_start}.")
+    recipe = comparison.best.recipe
+    reference = comparison.reference
+    if recipe in seconds and reference in seconds:
+        difference = seconds[recipe] - seconds[reference]
+        text = f"{full_name(recipe)}: {difference:+,.0f} s to step 1 over {full_name(reference)}"
+        write_headline(axes, text, pad=22)

@@ -5,32 +5,40 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from analysis.break_even import When, wall_times
+from analysis.break_even import BreakEven, When, interpolate_wall_s
 from analysis.comparison import Comparison
-from analysis.losses import LEVEL, Verdict, apart
+from analysis.losses import (
+    LOSS_CONFIDENCE,
+    LossVerdict,
+    final_loss,
+    last_tenth,
+    subtract_losses,
+)
 from analysis.plots.style import (
     GREY,
     NoData,
-    finding,
-    legend_beside,
-    look,
-    make_room,
-    name,
-    note,
+    find_look,
+    full_name,
     plot,
+    set_height,
     short_name,
+    write_headline,
+    write_legend,
+    write_note,
 )
-from analysis.runs import Run, last_tenth
-from analysis.speed import estimate
+from analysis.runs import Run
+from analysis.speed import estimate_mean
 from models.flops import format_parameters
 
-POINTS = 400  # at least, of a line that has more
-FAR = 5  # margins from the reference's loss, at which the axis ends
+MIN_POINTS = 400  # of a line that has more
+AXIS_MARGINS = 5  # margins from the reference's loss, at which the axis ends
+MARKER_DISTANCE = 0.17  # of the panel's diagonal
 
 
 def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:
-    """Draw completed runs of a recipe as their mean in a band, others as a dashed line.
+    """Draw completed runs of a recipe as their mean in a band, other runs as a dashed line.
 
     Args:
         lines: what to draw of each run, by step.
@@ -38,18 +46,18 @@ def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:
     Raises:
         NoData: there is nothing to draw.
     """
-    completed: dict[str, list[pd.Series]] = {}
+    lines_by_recipe: dict[str, list[pd.Series]] = {}
     for run, values in lines.items():
         line = values.dropna()
         if run.completed and len(line):
-            completed.setdefault(run.recipe, []).append(line)
+            lines_by_recipe.setdefault(run.recipe, []).append(line)
         elif len(line):
             label = f"{short_name(run.recipe)}\n({run.ending})"
-            colour = look(run.recipe).colour
-            axes.plot(thinned(line), "--", color=colour, linewidth=1, label=label)
-    for recipe, of_recipe in completed.items():
-        together = pd.concat(of_recipe, axis="columns", join="inner")
-        draw_band(axes, recipe, together.agg(["mean", "min", "max"], axis="columns"))
+            colour = find_look(run.recipe).colour
+            axes.plot(thin_out(line), "--", color=colour, linewidth=1, label=label)
+    for recipe, recipe_lines in lines_by_recipe.items():
+        table = pd.concat(recipe_lines, axis="columns", join="inner")
+        draw_band(axes, recipe, table.agg(["mean", "min", "max"], axis="columns"))
     if not axes.lines:
         raise NoData("no run has logged it")
 
@@ -57,51 +65,59 @@ def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:
 def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
     """Draw a recipe's line in its band.
 
-    Markers are a fifth further on for each line, so that equal curves show each other's.
+    Each line's first marker is further on, so that the markers of equal curves show.
 
     Args:
         band: by step the line and the ends of its band, which may be NaN.
     """
-    _, colour, marker = look(recipe)
-    band = thinned(band)
+    look = find_look(recipe)
+    band = thin_out(band)
     line, low, high = band.to_numpy().T
-    every = max(1, len(band) // 6)
-    places = len(axes.lines) * every // 5 % every, every
-    label = short_name(recipe)
-    axes.plot(band.index, line, color=colour, label=label, marker=marker, markevery=places)
-    axes.fill_between(band.index, low, high, color=colour, alpha=0.15, linewidth=0)
+    first_marker = MARKER_DISTANCE * len(axes.lines) / 5 % MARKER_DISTANCE
+    axes.plot(
+        band.index,
+        line,
+        color=look.colour,
+        label=short_name(recipe),
+        marker=look.marker,
+        markevery=(first_marker, MARKER_DISTANCE),
+    )
+    axes.fill_between(band.index, low, high, color=look.colour, alpha=0.15, linewidth=0)
 
 
-def thinned(values: pd.Series | pd.DataFrame) -> pd.Series | pd.DataFrame:
+def thin_out(values: pd.Series | pd.DataFrame) -> pd.Series | pd.DataFrame:
     """Choose rows evenly, the last among them: more points than pixels only make pages large."""
-    every = max(1, len(values) // POINTS)
-    return values.iloc[::-every].iloc[::-1]
+    distance = max(1, len(values) // MIN_POINTS)
+    return values.iloc[::-distance].iloc[::-1]
 
 
-def finish(axes: Axes, y_label: str, end: str) -> None:
+def finish_panel(axes: Axes, y_label: str, end_format: str) -> None:
     """Write labels, and on the right, from top to bottom, each line's name and its end.
 
     A line that leaves the axis says so there.
 
     Args:
-        end: format of a line's last value.
+        end_format: of a line's last value.
     """
     axes.set(xlabel="step", ylabel=y_label)
     axes.margins(x=0)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.10g}")
-    lines = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
-    handles = sorted(lines.values(), key=last_of, reverse=True)
-    lowest, highest = axes.get_ylim()
+    line_by_label = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
+    lines = sorted(line_by_label.values(), key=find_end, reverse=True)
+    bottom, top = axes.get_ylim()
     labels = []
-    for line in handles:
-        off = "" if lowest <= last_of(line) <= highest else ", off the axis"
-        labels.append(f"{line.get_label()}\n{end.format(last_of(line))}{off}")
-    make_room(axes, "\n".join(labels).count("\n") + 1)
-    legend_beside(axes, handles=handles, labels=labels)
+    for line in lines:
+        label = f"{line.get_label()}\n{end_format.format(find_end(line))}"
+        if not bottom <= find_end(line) <= top:
+            label += ", off the axis"
+        labels.append(label)
+    set_height(axes, text_lines=sum(len(label.splitlines()) for label in labels))
+    write_legend(axes, lines, labels)
 
 
-def last_of(line) -> float:
+def find_end(line: Line2D) -> float:
+    """Find the last value of a line."""
     return line.get_ydata()[-1]
 
 
@@ -114,80 +130,78 @@ def loss(axes: Axes, comparison: Comparison) -> None:
 
     The axis ends at the loss of the beginning.
     """
-    smooth = pd.DataFrame({run: smoothed(run.steps["loss"]) for run in comparison.study.runs})
-    draw_runs(axes, dict(smooth))
-    axes.set_ylim(0.98 * smooth.min(axis=None), 1.02 * smooth.bfill().iloc[0].median())
-    finish(axes, "loss (nats per token)", "{:,.4g}")
-    note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
-    runs = comparison.study.completed
-    ends = [
-        f"{name(recipe)} ends at {np.mean([run.final_loss for run in runs[recipe]]):.3f}"
-        for recipe in (comparison.best.recipe, comparison.reference)
-        if runs[recipe]
-    ]
-    if ends:
-        finding(axes, ", ".join(ends))
+    curves = pd.DataFrame({run: smooth(run.steps["loss"]) for run in comparison.study.runs})
+    draw_runs(axes, dict(curves))
+    axes.set_ylim(0.98 * curves.min(axis=None), 1.02 * curves.bfill().iloc[0].median())
+    finish_panel(axes, "loss (nats per token)", "{:,.4g}")
+    write_note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
+    final_losses = []
+    for recipe in (comparison.best.recipe, comparison.reference):
+        runs = comparison.study.completed_by_recipe.get(recipe, [])
+        if runs:
+            mean_loss = np.mean([final_loss(run) for run in runs])
+            final_losses.append(f"{full_name(recipe)} ends at {mean_loss:.3f}")
+    if final_losses:
+        write_headline(axes, ", ".join(final_losses))
 
 
-def smoothed(losses: pd.Series) -> pd.Series:
+def smooth(losses: pd.Series) -> pd.Series:
     """Average each tenth of a run's steps; a mean is in the middle of its steps."""
-    tenth = max(1, len(losses) // 10)
-    return losses.rolling(tenth, center=True).mean()
+    return losses.rolling(max(1, len(losses) // 10), center=True).mean()
 
 
 @plot
 def loss_difference(axes: Axes, comparison: Comparison) -> None:
     """Draw the loss of each recipe minus the reference's, in its interval, over the margin.
 
-    A recipe that ends more than `FAR` margins away is off the axis.
+    A recipe that ends more than `AXIS_MARGINS` margins away is off the axis.
     """
-    judged, runs = verdicts(comparison), comparison.study.completed
-    if not judged:
+    verdicts = select_verdicts(comparison)
+    if not verdicts:
         raise NoData("it takes completed runs of the reference and of another recipe, equal seeds")
-    margin = next(iter(judged.values())).margin
+    completed = comparison.study.completed_by_recipe
+    margin = next(iter(verdicts.values())).margin
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0, zorder=0)
-    most = 1.1 * margin
-    for recipe in judged:
-        band = smooth_difference(runs[recipe], runs[comparison.reference])
+    limit = 1.1 * margin
+    for recipe in verdicts:
+        band = smooth_difference(completed[recipe], completed[comparison.reference])
         draw_band(axes, recipe, band)
-        most = max(most, band.abs().max(axis=None))
-    most = min(most, FAR * margin)
-    axes.set_ylim(-most, most)
-    finish(axes, f"loss − loss of {name(comparison.reference)}\n(nats per token)", "{:+z.4f}")
-    note(
+        limit = max(limit, band.abs().max(axis=None))
+    limit = min(limit, AXIS_MARGINS * margin)
+    axes.set_ylim(-limit, limit)
+    y_label = f"loss − loss of {full_name(comparison.reference)}\n(nats per token)"
+    finish_panel(axes, y_label, "{:+z.4f}")
+    write_note(
         axes,
         f"Same step and seed. Grey: margin ± {margin:.3g}, in which two losses count as the same. "
-        f"Bands: {LEVEL:.0%} interval over several seeds.",
+        f"Bands: {LOSS_CONFIDENCE:.0%} interval over several seeds.",
     )
-    find_farthest(axes, comparison)
+    recipe = max(verdicts, key=lambda recipe: abs(verdicts[recipe].difference))
+    difference = verdicts[recipe].difference
+    write_headline(
+        axes,
+        f"{full_name(recipe)} ends {difference:+.4f} from {full_name(comparison.reference)}'s "
+        f"loss: {abs(difference) / margin:.2g} times the margin",
+    )
 
 
-def smooth_difference(own: list[Run], others: list[Run]) -> pd.DataFrame:
+def smooth_difference(runs: list[Run], reference_runs: list[Run]) -> pd.DataFrame:
     """Average the difference of the loss over seeds and over the last tenth of the steps so far: a
     row a step, with the interval over seeds."""
-    pairs = apart(own, others)
-    smooth = pairs.rolling(len(last_tenth(pairs))).mean().dropna()
-    lines = estimate(smooth.T, LEVEL)
-    return pd.DataFrame(lines.T, smooth.index, ["difference", "low", "high"])
+    differences = subtract_losses(runs, reference_runs)
+    means = differences.rolling(len(last_tenth(differences))).mean().dropna()
+    estimates = estimate_mean(means.T, LOSS_CONFIDENCE)
+    return pd.DataFrame(estimates.T, means.index, ["difference", "low", "high"])
 
 
-def verdicts(comparison: Comparison) -> dict[str, Verdict]:
-    """Choose the verdicts on the loss with pairs of runs."""
-    return {recipe: of.loss for recipe, of in comparison.findings.items() if of.loss.by_seed}
-
-
-def find_farthest(axes: Axes, comparison: Comparison) -> None:
-    """Write the recipe with the farthest final loss as the finding."""
-    judged = verdicts(comparison)
-    if judged:
-        recipe = max(judged, key=lambda recipe: abs(judged[recipe].difference))
-        apart, margin = judged[recipe].difference, judged[recipe].margin
-        finding(
-            axes,
-            f"{name(recipe)} ends {apart:+.4f} from {name(comparison.reference)}'s loss: "
-            f"{abs(apart) / margin:.2g} times the margin",
-        )
+def select_verdicts(comparison: Comparison) -> dict[str, LossVerdict]:
+    """Select the verdicts on the loss with pairs of runs."""
+    verdicts = {}
+    for recipe, result in comparison.results.items():
+        if result.loss.difference_by_seed:
+            verdicts[recipe] = result.loss
+    return verdicts
 
 
 # ---- wall time ----
@@ -205,60 +219,89 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
             study.
     """
     reference = comparison.reference
-    runs = comparison.study.completed[reference]
-    if not runs:
-        raise NoData(f"there is no completed run of {name(reference)} to be ahead of")
-    length = min(run.length for run in runs)
-    first = np.mean([run.first_step_s for run in runs])
-    lines = {}
-    for run in comparison.study.runs:
-        clock = run.clock.loc[:length]
-        if run.recipe != reference and len(clock):
-            lines[run] = wall_times(runs, clock.index.to_numpy()).mean(axis=0) - clock
-            if not with_first_step:
-                lines[run] += run.first_step_s - first
-    draw_runs(axes, lines)
-    axes.axhline(0, color=look(reference).colour, label=short_name(reference))
+    reference_runs = comparison.study.completed_by_recipe.get(reference, [])
+    if not reference_runs:
+        raise NoData(f"there is no completed run of {full_name(reference)} to be ahead of")
+    leads = find_leads(comparison.study.runs, reference_runs, with_first_step)
+    draw_runs(axes, leads)
+    axes.axhline(0, color=find_look(reference).colour, label=short_name(reference))
     axes.margins(y=0.12)
-    included = "included" if with_first_step else "left out"
-    label = f"seconds ahead of {name(reference)},\nfirst step (compile) {included}"
-    finish(axes, label, "{:+,.0f} s")
-    record = runs[0].record
-    note(
+    first_step = "included" if with_first_step else "left out"
+    y_label = f"seconds ahead of {full_name(reference)},\nfirst step (compile) {first_step}"
+    finish_panel(axes, y_label, "{:+,.0f} s")
+    record = reference_runs[0].record
+    write_note(
         axes,
         f"{format_parameters(record.parameters)} parameters on {record.world_size} "
         f"{record.last_attempt.hardware.name}. The clock starts with "
         f"{comparison.study.clock_start}.",
     )
     best = comparison.best
+    if not best.recipe:
+        return
     if with_first_step:
         mark_break_even(axes, comparison)
-    elif best.recipe:
-        end = np.mean([lines[run].iloc[-1] for run in comparison.study.completed[best.recipe]])
-        finding(axes, f"Without the first step {name(best.recipe)}'s lead ends at {end:+,.0f} s")
+        write_headline(
+            axes, f"{full_name(best.recipe)} ahead of {full_name(reference)}: {best.break_even}"
+        )
+    else:
+        runs = comparison.study.completed_by_recipe.get(best.recipe, [])
+        lead_s = np.mean([leads[run].iloc[-1] for run in runs])
+        write_headline(
+            axes, f"Without the first step {full_name(best.recipe)}'s lead ends at {lead_s:+,.0f} s"
+        )
+
+
+def find_leads(
+    runs: list[Run], reference_runs: list[Run], with_first_step: bool
+) -> dict[Run, pd.Series]:
+    """Work out the seconds, by step, by which each run is ahead of the mean reference run."""
+    length = min(run.length for run in reference_runs)
+    reference_first_step_s = np.mean([run.first_step_s for run in reference_runs])
+    leads = {}
+    for run in runs:
+        clock = run.clock.loc[:length]
+        if run.recipe != reference_runs[0].recipe and len(clock):
+            steps = clock.index.to_numpy()
+            leads[run] = interpolate_wall_s(reference_runs, steps).mean(axis=0) - clock
+            if not with_first_step:
+                leads[run] += run.first_step_s - reference_first_step_s
+    return leads
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark where FP8 recipes win the lead, and with a cross where they lose it.
+    """Mark where FP8 recipes win the lead, and with a cross where they lose it."""
+    row = 0
+    for recipe in comparison.fp8:
+        result = comparison.results.get(recipe)
+        if result and not result.break_even.is_beyond and math.isfinite(result.break_even.step):
+            mark_step(axes, recipe, result.break_even, row)
+            row += 1
 
-    The finding is about the answer's recipe.
-    """
-    best, reference = comparison.best, comparison.reference
-    if best.recipe:
-        finding(axes, f"{name(best.recipe)} ahead of {name(reference)}: {best.break_even}")
-    for below, (recipe, of) in enumerate(comparison.findings.items(), start=1):
-        found = of.break_even
-        if recipe not in comparison.fp8 or found.beyond or not math.isfinite(found.step):
-            continue
-        _, colour, marker = look(recipe)
-        lost, late = found.when == When.UNTIL, found.step > np.mean(axes.get_xlim())
-        # Inside the panel, and off the line, which rises where a lead is won and falls where it is
-        # lost.
-        height = 11 * below - 6 if lost != late else -4 - 11 * below
-        place, side = ((-5, height), "right") if late else ((5, height), "left")
-        marker = "x" if lost else marker
-        sign = {"color": "white", "markeredgecolor": colour, "markeredgewidth": 1.5}
-        axes.plot(found.step, 0, marker, **sign, markersize=8, zorder=5)
-        text = f"{found.when} {found.step:,.0f}"
-        bold = {"color": colour, "fontweight": "bold", "horizontalalignment": side}
-        axes.annotate(text, (found.step, 0), place, textcoords="offset points", **bold)
+
+def mark_step(axes: Axes, recipe: str, break_even: BreakEven, row: int) -> None:
+    """Mark a recipe's break-even step on the zero line; each `row` of text stands above another."""
+    look = find_look(recipe)
+    is_lost = break_even.when == When.UNTIL
+    axes.plot(
+        break_even.step,
+        0,
+        "x" if is_lost else look.marker,
+        color="white",
+        markeredgecolor=look.colour,
+        markeredgewidth=1.5,
+        markersize=8,
+        zorder=5,
+    )
+    # Inside the panel, and off the line, which rises where a lead is won and falls where it is lost
+    is_late = break_even.step > np.mean(axes.get_xlim())
+    is_above = is_lost != is_late
+    axes.annotate(
+        f"{break_even.when} {break_even.step:,.0f}",
+        (break_even.step, 0),
+        xytext=(-5 if is_late else 5, 11 * row + 5 if is_above else -11 * row - 15),
+        textcoords="offset points",
+        color=look.colour,
+        fontweight="bold",
+        horizontalalignment="right" if is_late else "left",
+    )

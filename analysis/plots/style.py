@@ -1,4 +1,4 @@
-"""Draw what all figures share: looks of recipes, panels, findings, notes. Bytes do not vary.
+"""Draw what all figures share: looks of recipes, panels, headlines, notes. Bytes do not vary.
 
 Fonts, sizes and grids are in style.mplstyle, the looks of recipes in looks.yaml and
 extensions/*/looks.yaml.
@@ -18,19 +18,20 @@ import matplotlib.style
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from analysis.newest import ROOT
+from experiments.config.recipes import ROOT
 
 HALF_PAGE = (5.0, 3.4)  # inches: a figure of one panel
-TEXT, SMALL = 9, 8  # points: the usual font, and the smallest
+FONT = 9  # points
+SMALL_FONT = 8  # points
 GREY = "#666666"
 NOTE = "note"  # the id of notes in a figure
 STYLE = ["default", "analysis.plots.style"]
 
-
 # How recipes look that are not in looks.yaml.
-OTHERS = list(product(["#E69F00", "#56B4E9", "#882255", "#999933"], "PX*ph"))
-LOOKS = {}
+OTHER_LOOKS = list(product(["#E69F00", "#56B4E9", "#882255", "#999933"], "PX*ph"))
+LOOKS: dict[str, dict] = {}
 for file in [Path(__file__).with_name("looks.yaml"), *ROOT.glob("extensions/*/looks.yaml")]:
     LOOKS |= yaml.safe_load(file.read_text())
 
@@ -43,25 +44,25 @@ class Look(NamedTuple):
     marker: str
 
 
-def look(recipe: str) -> Look:
+def find_look(recipe: str) -> Look:
     """Look up how a recipe looks; a user's own recipe has its file's name."""
     if recipe in LOOKS:
         return Look(**LOOKS[recipe])
-    words = recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
-    return Look(words, *OTHERS[zlib.crc32(recipe.encode()) % len(OTHERS)])
+    name = recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
+    return Look(name, *OTHER_LOOKS[zlib.crc32(recipe.encode()) % len(OTHER_LOOKS)])
 
 
-def name(recipe: str) -> str:
+def full_name(recipe: str) -> str:
     """Look up what a recipe is called, on one line."""
-    return look(recipe).name
+    return find_look(recipe).name
 
 
 def short_name(recipe: str) -> str:
     """Break a recipe's name into lines to fit beside a panel."""
-    return textwrap.fill(name(recipe), 17)
+    return textwrap.fill(full_name(recipe), 17)
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Write three significant digits, or all before the point."""
     digits = 2 - math.floor(math.log10(value))
     return f"{value:,.{max(0, digits)}f}"
@@ -75,13 +76,13 @@ class Plot(Figure):
     """A figure shown by notebooks as it is, with the same bytes each time."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """True if no panel has data."""
         return not any(axes.axison for axes in self.axes)
 
     @property
     def alternative(self) -> str:
-        """The text of the figure, for readers who cannot see the figure: findings and notes."""
+        """The text of the figure, for readers who cannot see it: headlines and notes."""
         texts = []
         for axes in self.axes:
             texts.append(axes.get_title("left"))
@@ -93,25 +94,27 @@ class Plot(Figure):
         return to_png(self), {"width": int(100 * self.get_figwidth())}
 
 
-def panels(draws: list[Sequence], size: tuple[float, float] = HALF_PAGE, columns: int = 1) -> Plot:
+def draw_panels(
+    panels: list[Sequence], size: tuple[float, float] = HALF_PAGE, columns: int = 1
+) -> Plot:
     """Draw a figure of several panels.
 
     The layout stays as it comes out, so that saving the figure again gives the same bytes.
 
     Args:
-        draws: of each panel what draws it: a function of this package, and its arguments.
+        panels: of each panel what draws it: a function of this package, and its arguments.
         size: in inches.
     """
     with matplotlib.style.context(STYLE):
         figure = Plot(figsize=size, layout="constrained")
-        for place, (draw, *arguments) in enumerate(draws, start=1):
-            axes = figure.add_subplot(len(draws) // columns, columns, place)
+        for place, (draw, *arguments) in enumerate(panels, start=1):
+            axes = figure.add_subplot(len(panels) // columns, columns, place)
             try:
                 draw.on(axes, *arguments)
-            except NoData as why:
+            except NoData as reason:
                 axes.clear()
                 axes.set_axis_off()
-                text = textwrap.fill(f"no data: {why}", 40)
+                text = textwrap.fill(f"no data: {reason}", 40)
                 axes.text(0.5, 0.5, text, ha="center", color=GREY, transform=axes.transAxes)
         figure.draw_without_rendering()
         # constrained layout comes to rest in the second pass
@@ -123,69 +126,73 @@ def panels(draws: list[Sequence], size: tuple[float, float] = HALF_PAGE, columns
 def plot(draw: Callable[..., None]) -> Callable[..., Plot]:
     """Turn `draw(axes, ...)` into a function of the other arguments, returning a figure.
 
-    Its attribute `on`, which `panels` calls, is `draw`.
+    Its attribute `on`, which `draw_panels` calls, is `draw`.
     """
 
     @functools.wraps(draw)
-    def figure(*arguments) -> Plot:
-        return panels([(figure, *arguments)])
+    def draw_figure(*arguments) -> Plot:
+        return draw_panels([(draw_figure, *arguments)])
 
-    figure.on = draw
-    return figure
-
-
-def make_room(axes: Axes, lines: int) -> None:
-    """Make the figure as high as so many lines of text beside this panel need."""
-    figure, rows = axes.figure, axes.get_gridspec().nrows
-    figure.set_figheight(max(figure.get_figheight(), rows * (1.3 + 0.155 * lines)))
+    draw_figure.on = draw
+    return draw_figure
 
 
-def finding(axes: Axes, text: str, pad: float = 6) -> None:
-    """Write the finding, `pad` points above the panel."""
-    text = _filled(axes, text.removesuffix("."), 0.68)
+def set_height(axes: Axes, text_lines: int) -> None:
+    """Make the figure as high as the lines of text beside this panel need."""
+    figure = axes.figure
+    panel_height = 1.3 + 0.155 * text_lines  # inches
+    figure.set_figheight(max(figure.get_figheight(), axes.get_gridspec().nrows * panel_height))
+
+
+def write_headline(axes: Axes, text: str, pad: float = 6) -> None:
+    """Write the finding of a figure, `pad` points above the panel."""
+    text = _wrap_text(axes, text.removesuffix("."), 0.68)
     axes.set_title(text, loc="left", fontweight="bold", pad=pad)
 
 
-def note(axes: Axes, text: str) -> None:
+def write_note(axes: Axes, text: str) -> None:
     """Write a note below the x label, no wider than the panel."""
     axes.annotate(
-        _filled(axes, text, 0.5),
+        _wrap_text(axes, text, 0.5),
         (0, 0),
         (0, -3),
         xycoords=(axes.transAxes, axes.xaxis.label),
         textcoords="offset points",
         va="top",
-        fontsize=SMALL,
+        fontsize=SMALL_FONT,
         color=GREY,
         gid=NOTE,
     )
 
 
-def _filled(axes: Axes, text: str, width: float) -> str:
-    """Break text into lines as wide as the panel; the mean character has so much of the font's
-    size."""
+def _wrap_text(axes: Axes, text: str, character_width: float) -> str:
+    """Break text into lines as wide as the panel.
+
+    Args:
+        character_width: of the mean character, as a share of the font's size.
+    """
     inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.1
-    return textwrap.fill(text, int(inches * 72 / (width * TEXT)))
+    return textwrap.fill(text, int(inches * 72 / (character_width * FONT)))
 
 
-def legend_beside(axes: Axes, **how) -> None:
+def write_legend(axes: Axes, lines: list[Line2D], labels: list[str]) -> None:
     """Write the names of lines on the right, in their colours."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), labelcolor="linecolor", **how)
+    axes.legend(lines, labels, loc="upper left", bbox_to_anchor=(1, 1), labelcolor="linecolor")
 
 
 def to_svg(figure: Figure) -> str:
     """Save a figure as an SVG element, the same for the same figure: no date, no random ids."""
-    text = _saved(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
+    text = _save(figure, format="svg", metadata={"Date": None, "Creator": None}).decode()
     return text[text.index("<svg") :]  # without the XML declaration
 
 
 def to_png(figure: Figure, dpi: int = 200) -> bytes:
     """Save a figure as PNG, the same for the same figure. `dpi`: pixels per inch."""
-    return _saved(figure, format="png", metadata={"Software": None}, dpi=dpi)
+    return _save(figure, format="png", metadata={"Software": None}, dpi=dpi)
 
 
-def _saved(figure: Figure, **how) -> bytes:
+def _save(figure: Figure, **options) -> bytes:
     file = io.BytesIO()
     with matplotlib.style.context(STYLE):
-        figure.savefig(file, **how)
+        figure.savefig(file, **options)
     return file.getvalue()

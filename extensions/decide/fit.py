@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 from matplotlib.axes import Axes
 
-from analysis.plots.style import GREY, finding, plot, to_png
+from analysis.plots.style import GREY, plot, to_png, write_headline
 from extensions.decide import read
 from extensions.decide.model import HEAD
 from extensions.decide.training import parts, share_of
@@ -302,7 +302,9 @@ def format_pairs() -> dict[str, list[dict]]:
 @plot
 def drawn(axes: Axes, unseen: pd.DataFrame) -> None:
     """Draw each pair beside its prediction from all other sources."""
-    finding(axes, "Each pair is predicted from other sources alone: on the line, it is right")
+    write_headline(
+        axes, "Each pair is predicted from other sources alone: on the line, it is right"
+    )
     for scaling, of in unseen.groupby("scaling"):
         axes.plot(of.predicted, of.speed_up, "o", label=scaling)
     axes.axline((1, 1), slope=1, color=GREY)

@@ -15,13 +15,13 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import loss_verdicts, trained
+from analysis.answer import describe_training, list_loss_verdicts
 from analysis.comparison import compare
 from analysis.study import read_study
 from extensions.fp8_lm import tables
 
-exchanged = compare(read_study(newest.results("gradients")))
-print(trained(exchanged))
+exchanged = compare(read_study(newest.find_kept_runs("gradients")))
+print(describe_training(exchanged))
 
 # %% [markdown]
 # MB that a step sends, as a profiled step of each run showed. A run whose recipe promises FP8
@@ -34,7 +34,7 @@ tables.levels(exchanged).loc[:, :"sent, to bf16"].round(3)
 # What it does to the loss:
 
 # %%
-print(*loss_verdicts(exchanged), sep="\n")
+print(*list_loss_verdicts(exchanged), sep="\n")
 
 # %%
 plots.loss_difference(exchanged)
@@ -78,8 +78,8 @@ tables.gradient_sums().T.round(1)
 # * `baseline`: bf16 parameters that are stepped themselves, and bf16 moments.
 
 # %%
-decoupled = compare(read_study(newest.results("precision_decoupling")))
-print(trained(decoupled))
+decoupled = compare(read_study(newest.find_kept_runs("precision_decoupling")))
+print(describe_training(decoupled))
 
 # %% [markdown]
 # Bytes count a parameter and its optimizer states, measured from the tensors that a run
@@ -98,7 +98,7 @@ plots.loss(decoupled)
 plots.loss_difference(decoupled)
 
 # %%
-print(*loss_verdicts(decoupled), sep="\n")
+print(*list_loss_verdicts(decoupled), sep="\n")
 
 # %% [markdown]
 # Here the paper's order came out, in all four of its settings. Master weights in bf16 are hardly
@@ -123,8 +123,8 @@ print(*loss_verdicts(decoupled), sep="\n")
 # fifths of so small a model.
 
 # %%
-levels = compare(read_study(newest.results("fp8_lm")))
-print(trained(levels))
+levels = compare(read_study(newest.find_kept_runs("fp8_lm")))
+print(describe_training(levels))
 tables.levels(levels).round(4)
 
 # %% [markdown]

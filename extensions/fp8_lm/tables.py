@@ -6,13 +6,13 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.comparison import Comparison
-from analysis.notebook_tables import proofs
-from analysis.plots.bars import completed_runs
+from analysis.plots.bars import measure_completed_runs
+from analysis.tables import proof_table
 
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:
     """Average each recipe's final loss, and say how far that is from the reference's."""
-    losses = completed_runs(comparison).groupby(level=0)["final_loss"].mean()
+    losses = measure_completed_runs(comparison).groupby(level=0)["final_loss"].mean()
     differences = losses - losses[comparison.reference]
     return pd.DataFrame({"final loss": losses, "difference": differences})
 
@@ -22,7 +22,7 @@ def bytes_per_parameter(comparison: Comparison) -> pd.Series:
 
     They were measured from the tensors in memory after the first step, scales included.
     """
-    return proofs(comparison).filter(like="bytes_per_parameter").sum(axis=1)
+    return proof_table(comparison).filter(like="bytes_per_parameter").sum(axis=1)
 
 
 # ---- precision_decoupling: which of AdamW's states bear few bits ----
@@ -44,7 +44,7 @@ FP8_LM_LOSS = {
 
 def optimizer_states(comparison: Comparison) -> pd.DataFrame:
     """List the dtypes of weights and states, their measured bytes a parameter, and the loss."""
-    facts = {recipe: runs[0].facts for recipe, runs in comparison.study.completed.items()}
+    facts = {recipe: runs[0].facts for recipe, runs in comparison.study.completed_by_recipe.items()}
     table = pd.DataFrame(facts, [*DTYPES]).T.rename(columns=DTYPES)
     table = table.replace("float8_e4m3fn", "E4M3")
     for moment in ("first moment", "second moment"):  # of torch's AdamW, as the parameters
@@ -73,7 +73,7 @@ def levels(comparison: Comparison) -> pd.DataFrame:
     """List what each recipe sends in a step, and how much less than bf16; the bytes in memory; the
     loss."""
     columns = {"sharded.gathered_bytes": "weights, MB", "sharded.reduced_bytes": "gradients, MB"}
-    table = proofs(comparison)[[*columns]].rename(columns=columns) / 1e6
+    table = proof_table(comparison)[[*columns]].rename(columns=columns) / 1e6
     total_mb = table.sum(axis=1)
     change = total_mb / total_mb[comparison.reference] - 1
     table["sent, to bf16"] = change.map("{:+.0%}".format)

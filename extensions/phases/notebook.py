@@ -17,13 +17,13 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import left_out, loss_verdicts, trained
+from analysis.answer import describe_training, list_left_out, list_loss_verdicts
 from analysis.comparison import compare
 from analysis.study import read_study
 from extensions.phases.tables import phase_costs
 
-comparison = compare(read_study(newest.runs("phases")))
-print(trained(comparison))
+comparison = compare(read_study(newest.find_runs("phases")))
+print(describe_training(comparison))
 
 # %% [markdown]
 # ## What it costs
@@ -49,10 +49,10 @@ plots.lead(comparison)
 plots.loss_difference(comparison)
 
 # %%
-print(*loss_verdicts(comparison), sep="\n")
+print(*list_loss_verdicts(comparison), sep="\n")
 
 # %% [markdown]
 # Runs that are left out:
 
 # %%
-print(*left_out(comparison) or ["none"], sep="\n")
+print(*list_left_out(comparison) or ["none"], sep="\n")

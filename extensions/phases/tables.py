@@ -19,7 +19,7 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
     estimate without first step and switches).
     """
     rows = {}
-    for recipe, runs in comparison.study.completed.items():
+    for recipe, runs in comparison.study.completed_by_recipe.items():
         rows[recipe] = pd.DataFrame(map(measure_run, runs)).mean()
     table = pd.DataFrame(rows).T
     times = ["wall time", "without first step"]
@@ -30,7 +30,7 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
 
 def measure_run(run: Run) -> dict[str, float]:
     """Measure a row of `phase_costs` on one run, times in seconds."""
-    wall_s = run.steps["elapsed"].max()
+    wall_s = run.steps["wall_s"].max()
     compile_s = sum(stretch.compile_s for stretch in run.proof.stretches.values())
     fp8_share = run.steps["in_fp8"].mean()
     if run.proof.recipe_name is None:

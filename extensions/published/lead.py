@@ -11,5 +11,5 @@ from extensions.published.logs import read_published
 
 if __name__ == "__main__":
     comparison = compare(read_published())
-    figure = plots.panels([(plots.lead, comparison)], (8, 4))
+    figure = plots.draw_panels([(plots.lead, comparison)], (8, 4))
     Path(__file__).with_suffix(".png").write_bytes(plots.to_png(figure))

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.newest import ROOT, NothingToShow
+from analysis.newest import NothingToShow
 from analysis.runs import Run
 from analysis.study import Study, StudyError
+from experiments.config.recipes import ROOT
 from experiments.records.run import (
     NOT_STEADY_STEPS,
     Attempt,
@@ -79,7 +80,7 @@ def read_log(path: Path) -> Run:
         dataset="of the published project",
         attempts=[attempt],
     )
-    timing = Timing(time_to_first_step_s=steps["elapsed"][1], startup={}, compile_cache="none")
+    timing = Timing(time_to_first_step_s=steps["wall_s"][1], startup={}, compile_cache="none")
     return Run(
         RECIPES.get(name, name),
         seed="",
@@ -95,18 +96,18 @@ def read_log(path: Path) -> Run:
 def make_steps(lines: pd.DataFrame) -> pd.DataFrame:
     """Make `Run.steps` of a log. A line's seconds are spread evenly over its steps, and all of them
     have its loss, which is the last step's."""
-    lines = lines.assign(seconds=lines["time_delta"] / lines.index.diff().fillna(1))
+    lines = lines.assign(step_s=lines["time_delta"] / lines.index.diff().fillna(1))
     steps = lines.reindex(range(1, lines.index[-1] + 1)).bfill()
-    tokens = steps["tokens_per_second"] * steps["seconds"]
+    tokens = steps["tokens_per_second"] * steps["step_s"]
     return steps.assign(
-        process=0,
-        steady=steps.index > NOT_STEADY_STEPS,
+        attempt=1,
+        is_steady=steps.index > NOT_STEADY_STEPS,
         in_fp8=True,
-        short=False,
-        wait=0.0,
+        memory_was_short=False,
+        data_wait_s=0.0,
         tokens=tokens,
-        useful=tokens * steps["training_tokens_percentage"] / 100,
+        valid_tokens=tokens * steps["training_tokens_percentage"] / 100,
         lr=lines["learning_rate"],
-        elapsed=lines["time_delta"].cumsum(),
-        memory=math.nan,
+        wall_s=lines["time_delta"].cumsum(),
+        peak_memory_bytes=math.nan,
     )

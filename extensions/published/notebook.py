@@ -13,15 +13,14 @@
 import pandas as pd
 
 from analysis import plots
-from analysis.answer import answer, details, limits
+from analysis.answer import write_answer, write_details, write_limits
 from analysis.comparison import compare
-from analysis.notebook_tables import cost_by_steps
-from analysis.table import measured_runs
+from analysis.tables import cost_table, measure_runs
 from extensions.published.logs import read_published
 
 comparison = compare(read_published())
 runs = comparison.study.runs
-print(*answer(comparison), *limits(comparison), sep="\n")
+print(*write_answer(comparison), *write_limits(comparison), sep="\n")
 
 # %% [markdown]
 # ## "With warm-up FP8 brings no benefit"
@@ -43,7 +42,7 @@ plots.lead(comparison)
 # Hours of a run of N steps:
 
 # %%
-cost_by_steps(comparison, [100, 1_000, 10_000, 100_000]).round(3)
+cost_table(comparison, [100, 1_000, 10_000, 100_000]).round(3)
 
 # %% [markdown]
 # ## Speed
@@ -60,7 +59,7 @@ plots.tokens_per_second(comparison)
 # %%
 lines = pd.concat({run.recipe: pd.read_json(run.path, lines=True) for run in runs})
 logged = lines.groupby(level=0).agg({"mfu": "median", "training_tokens_percentage": "mean"})
-measured = measured_runs(comparison).set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
+measured = measure_runs(comparison).set_index("recipe")[["tokens_per_s", "mfu_bf16_peak"]]
 measured.join(logged).round(3)
 
 # %% [markdown]
@@ -79,4 +78,4 @@ plots.loss(comparison)
 # ## Evidence
 
 # %%
-print(*details(comparison), sep="\n")
+print(*write_details(comparison), sep="\n")

@@ -25,13 +25,13 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import trained
+from analysis.answer import describe_training
 from analysis.comparison import compare
 from analysis.study import read_study
 from extensions.puzzle import tables
 
-comparison = compare(read_study(newest.runs("one_gpu_puzzle")))
-print(trained(comparison))
+comparison = compare(read_study(newest.find_runs("one_gpu_puzzle")))
+print(describe_training(comparison))
 
 # %% [markdown]
 # ## The answer

@@ -3,15 +3,15 @@
 import pandas as pd
 
 from analysis.comparison import BASELINE, Comparison
-from analysis.losses import verdict
-from analysis.notebook_tables import proofs
+from analysis.losses import compare_final_losses
+from analysis.tables import proof_table
 
 FROZEN = "puzzle_bf16_frozen"
 
 
 def ownership(comparison: Comparison) -> pd.DataFrame:
     """Count parameter tensors by what the optimizer does with them, and the elements it owns."""
-    table = proofs(comparison).filter(regex=r"^parameters\.[a-z_]+$")
+    table = proof_table(comparison).filter(regex=r"^parameters\.[a-z_]+$")
     table.columns = table.columns.str.removeprefix("parameters.")
     name_lists = table.select_dtypes(object).columns
     table[name_lists] = table[name_lists].map(len)
@@ -21,11 +21,11 @@ def ownership(comparison: Comparison) -> pd.DataFrame:
 def final_losses(comparison: Comparison) -> pd.DataFrame:
     """Count the weights that no optimizer steps; compare each recipe's final loss to bf16's, and to
     bf16's with frozen weights."""
-    completed = comparison.study.completed
+    completed = comparison.study.completed_by_recipe
     table = ownership(comparison)[["orphans", "frozen"]]
     for reference in (BASELINE, FROZEN):
         differences = {}
         for recipe, runs in completed.items():
-            differences[recipe] = verdict(runs, completed[reference]).difference
+            differences[recipe] = compare_final_losses(runs, completed[reference]).difference
         table[f"final loss minus {reference}'s"] = pd.Series(differences)
     return table

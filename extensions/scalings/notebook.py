@@ -13,12 +13,12 @@
 
 # %%
 from analysis import newest
-from analysis.answer import loss_verdicts
+from analysis.answer import list_loss_verdicts
 from analysis.comparison import compare
 from analysis.study import read_study
 from extensions.scalings import tables
 
-comparison = compare(read_study(newest.results("scalings")))
+comparison = compare(read_study(newest.find_kept_runs("scalings")))
 scalings = tables.scaling_table(comparison)
 
 # %% [markdown]
@@ -35,7 +35,7 @@ scalings.round(4)
 # Verdicts over the seeds:
 
 # %%
-print(*loss_verdicts(comparison), sep="\n")
+print(*list_loss_verdicts(comparison), sep="\n")
 
 # %% [markdown]
 # * e5m2 gradients cost the two backward matmuls 4 dB, whatever the scaling: they have one bit less

@@ -34,7 +34,7 @@ def scaling_table(comparison: Comparison) -> pd.DataFrame:
     table["SwiGLU breaks at 2^"] = find_breaks(stress("swiglu")["lost"])
     for column in ("difference", "low", "high"):
         values = {}
-        for recipe, comparison_result in comparison.findings.items():
+        for recipe, comparison_result in comparison.results.items():
             values[recipe] = getattr(comparison_result.loss, column)
         table[column] = pd.Series(SCALINGS).map(values)
     return table

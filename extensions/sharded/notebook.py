@@ -19,13 +19,13 @@
 
 # %%
 from analysis import newest, plots
-from analysis.answer import left_out, trained
+from analysis.answer import describe_training, list_left_out
 from analysis.comparison import compare
 from analysis.study import read_study
 from extensions.sharded import tables
 
-comparison = compare(read_study(newest.runs("allgather_ladder")))
-print(trained(comparison))
+comparison = compare(read_study(newest.find_runs("allgather_ladder")))
+print(describe_training(comparison))
 
 # %% [markdown]
 # ## Speed and bytes
@@ -59,4 +59,4 @@ print(*tables.same_numbers(comparison), sep="\n")
 # Runs that are left out:
 
 # %%
-print(*left_out(comparison) or ["none"], sep="\n")
+print(*list_left_out(comparison) or ["none"], sep="\n")

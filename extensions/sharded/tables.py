@@ -3,7 +3,7 @@
 import pandas as pd
 
 from analysis.comparison import COMPILED, Comparison
-from analysis.notebook_tables import proofs
+from analysis.tables import proof_table
 
 COMPUTE = "tensorwise_fp8_compiled"
 EACH, COMBINED = "tensorwise_fp8_allgather_amax_each", "tensorwise_fp8_allgather"
@@ -27,7 +27,7 @@ def ladder_bytes(comparison: Comparison) -> pd.DataFrame:
     Adds the published speed over bf16, and on GPUs the milliseconds in which NCCL kernels ran, and
     in which no other kernel did.
     """
-    sent = proofs(comparison).reindex(columns=SENT).rename(columns=SENT)
+    sent = proof_table(comparison).reindex(columns=SENT).rename(columns=SENT)
     sent[["gathered", "closed_form", "reduced"]] /= 1e6
     sent[["NCCL, ms", "NCCL, exposed ms"]] *= 1e3
     sent["published speed"] = pd.Series(PUBLISHED)
@@ -42,7 +42,7 @@ def same_numbers(comparison: Comparison) -> list[str]:
     With parameters in float32 it does not: a gather in bf16 rounds them first.
     """
     numbers = {}
-    for recipe, runs in comparison.study.completed.items():
+    for recipe, runs in comparison.study.completed_by_recipe.items():
         logged = runs[0].steps[["loss", "grad_norm"]].dropna()
         numbers[recipe] = {*logged.itertuples(name=None)}
     compute, lines = numbers[COMPUTE], []

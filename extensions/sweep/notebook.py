@@ -54,7 +54,7 @@ tables.lengths()
 # --seeds 3`.
 
 # %%
-cells = report.read_cells(newest.runs(plan=FILE, command="extensions.sweep"))
+cells = report.read_cells(newest.find_runs(plan=FILE, command="extensions.sweep"))
 print(report.answer(cells))
 
 # %%

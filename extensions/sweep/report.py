@@ -15,15 +15,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from analysis import report
-from analysis.agreement import speed_up
-from analysis.answer import left_out
+from analysis.answer import list_left_out
 from analysis.comparison import Comparison, compare
-from analysis.page import render
 from analysis.plots.bars import set_rows
-from analysis.plots.style import GREY, finding, plot, short_name
-from analysis.speed import Ratio
+from analysis.plots.style import GREY, plot, short_name, write_headline
+from analysis.report import render
+from analysis.speed import Ratio, compare_speeds
 from analysis.study import StudyError, read_study
-from analysis.table import loss_word, speed_word
+from analysis.tables import format_loss, format_speed
 from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from extensions.sweep.cells import PROCESSES, load_sweep
 
@@ -72,11 +71,11 @@ def describe_best(comparison: Comparison) -> dict:
     best = comparison.best
     return {
         "answer": best.outcome.replace("_", " "),
-        "notes": left_out(comparison),
+        "notes": list_left_out(comparison),
         "FP8 recipe": best.recipe,
-        "tokens/s": speed_word(comparison.study.completed[best.recipe]),
+        "tokens/s": format_speed(comparison.study.completed_by_recipe.get(best.recipe, [])),
         "over bf16": str(best.speed.ratio),
-        "loss": loss_word(best),
+        "loss": format_loss(best),
         **best.speed.ratio._asdict(),
     }
 
@@ -84,8 +83,8 @@ def describe_best(comparison: Comparison) -> dict:
 def efficiency(comparison: Comparison, one_process: Comparison, processes: int) -> str:
     """Divide the speed-up of a cell's recipe over one process by the number of processes."""
     recipe = comparison.best.recipe
-    runs = comparison.study.completed[recipe]
-    ratio = speed_up(runs, one_process.study.completed[recipe]).ratio
+    runs = comparison.study.completed_by_recipe.get(recipe, [])
+    ratio = compare_speeds(runs, one_process.study.completed_by_recipe.get(recipe, [])).ratio
     return str(Ratio(*(value / processes for value in ratio)))
 
 
@@ -124,7 +123,7 @@ def speed_ups(axes: Axes, cells: pd.DataFrame) -> None:
     right_labels = words["answer"] + "\nefficiency " + words["efficiency"]
     row_labels = [short_name(cell) for cell in cells.index]
     set_rows(axes, row_labels, "times the tokens/s of bf16", right_labels)
-    finding(axes, answer(cells))
+    write_headline(axes, answer(cells))
 
 
 # ---- the command ----
@@ -135,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="SWEEP", help="the folder of a sweep")
     folder = parser.parse_arguments(argv).folder
     cells = read_cells(folder)
-    print(QUESTION, answer(cells), report.drawn(table(cells)), *notes(cells), sep="\n")
+    print(QUESTION, answer(cells), report.format_table(table(cells)), *notes(cells), sep="\n")
     html = render(
         "extensions/sweep/sweep.html.j2",
         question=QUESTION,

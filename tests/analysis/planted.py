@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from scipy.signal import lfilter
 
-from analysis.comparison import Finding, compare
+from analysis.comparison import ComparisonResult, compare
 from analysis.study import read_study
 from tests.make_runs import over, write_run
 
@@ -163,11 +163,11 @@ def changed(
 # ---- for other tests ----
 
 
-def compared(folder: Path, own: list[dict], other: list[dict], **words) -> Finding:
+def compared(folder: Path, own: list[dict], other: list[dict], **words) -> ComparisonResult:
     """Compare tensorwise FP8 and compiled bf16 by what the run of each seed is, in the words of a
     change."""
     changes = []
     for recipe, runs in ("T", own), ("C", other):
         changes += [{"runs": [f"{recipe}/{seed}"]} | run for seed, run in enumerate(runs)]
     study(folder, "CT", range(len(own)), start_spread=0.0, changes=changes, **words)
-    return compare(read_study(folder)).findings[FP8]
+    return compare(read_study(folder)).results[FP8]

@@ -35,7 +35,7 @@ COLD, WARM = (LATER | {"timing": {"compile_cache": cache}} for cache in ("cold",
 def test_where_two_lines_cross(tmp_path, own, other, steps, when, step, beyond):
     """None of these has an interval, single runs for one."""
     found = compared(tmp_path, own, other, steps=steps).break_even
-    assert (found.when, found.beyond) == (when, beyond)
+    assert (found.when, found.is_beyond) == (when, beyond)
     assert [found.step, found.low, found.high] == pytest.approx(
         [step, math.nan, math.nan], nan_ok=True
     )

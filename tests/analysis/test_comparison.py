@@ -2,9 +2,8 @@
 
 import pytest
 
-from analysis.agreement import SpeedUp
-from analysis.comparison import speed_outcome
-from analysis.speed import Ratio
+from analysis.comparison import judge_speed
+from analysis.speed import Ratio, SpeedUp
 
 
 @pytest.mark.parametrize(
@@ -19,6 +18,6 @@ from analysis.speed import Ratio
     ],
 )
 def test_a_clear_difference_of_more_than_one_percent_is_an_answer(ratio, outcome):
-    assert speed_outcome(SpeedUp(ratio, runs=3)) == outcome
-    contradicted = speed_outcome(SpeedUp(ratio, runs=3, caveats=["the clock"]))
+    assert judge_speed(SpeedUp(ratio, runs=3)) == outcome
+    contradicted = judge_speed(SpeedUp(ratio, runs=3, caveats=["the clock"]))
     assert contradicted in ("no_plain_yes", "no_verdict")

@@ -88,7 +88,7 @@ def test_the_interval_is_students(tmp_path):
 def test_pairs_need_the_same_seed_and_steps(tmp_path):
     unpaired = verdict(tmp_path / "seeds", (0, 0, 0), first_seed=3)
     short = verdict(tmp_path / "steps", (0, 0, 0), steps=20)
-    assert unpaired.by_seed == short.by_seed == ()
+    assert unpaired.difference_by_seed == short.difference_by_seed == ()
     assert (unpaired.word, short.word) == (TOO_FEW, TOO_SHORT)
 
 
@@ -97,6 +97,6 @@ def test_what_the_margin_is_worth_follows_from_the_scaling_law():
     the size's, and both fall with compute as C^-(alpha beta / (alpha + beta))."""
     e, a, alpha, beta = 1.69, 406.4, 0.34, 0.28
     above = a / 8.05e9**alpha * (1 + alpha / beta)
-    left = 1 - losses.TOLERANCE * (e + above) / above
+    left = 1 - losses.MARGIN_SHARE * (e + above) / above
     more = left ** (-(alpha + beta) / (alpha * beta)) - 1
     assert pytest.approx(more, abs=0.001) == losses.EQUIVALENT_COMPUTE

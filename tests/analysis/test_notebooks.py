@@ -18,7 +18,7 @@ from tests.analysis.planted import study
 from tools.notebooks import NOTEBOOKS
 
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
-ON_ANY_RUNS = [name for name, file in NOTEBOOKS.items() if "newest.runs(" in file.read_text()]
+ON_ANY_RUNS = [name for name, file in NOTEBOOKS.items() if "newest.find_runs(" in file.read_text()]
 
 
 def kept(name: str) -> nbformat.NotebookNode:
@@ -104,21 +104,23 @@ def project(tmp_path, monkeypatch) -> Path:
 
 
 def test_kept_results_prefer_a_gpu_and_are_of_one_study(project):
-    assert newest.runs().name == "a" and newest.runs("other").name == "c"
+    assert newest.find_runs().name == "a" and newest.find_runs("other").name == "c"
     with pytest.raises(newest.NothingToShow, match="make study"):
-        newest.runs("unknown")
+        newest.find_runs("unknown")
 
 
 def test_own_complete_runs_go_before_kept_ones(project, monkeypatch, capsys):
     whole, interrupted = project / "runs" / "whole", project / "runs" / "interrupted"
     write_dated_study(whole, 2)
     write_dated_study(interrupted, 4, status="interrupted")
-    assert newest.runs() == whole
+    assert newest.find_runs() == whole
     assert f"experiments.study {interrupted}" in capsys.readouterr().out
-    assert newest.runs("other").name == "c"  # a notebook about a study needs each of its recipes
+    assert (
+        newest.find_runs("other").name == "c"
+    )  # a notebook about a study needs each of its recipes
     assert not capsys.readouterr().out
     monkeypatch.setenv("RUNS", "kept")
-    assert newest.runs().name == "a"
+    assert newest.find_runs().name == "a"
 
 
 def test_runs_that_are_asked_for_are_shown_though_others_are_missing(project, monkeypatch):
@@ -126,7 +128,7 @@ def test_runs_that_are_asked_for_are_shown_though_others_are_missing(project, mo
     begun = project / "runs" / "begun"
     study(begun, "BC", [0], steps=30, changes=[{"runs": ["C/0"], "absent": True}])
     monkeypatch.setenv("RUNS", "runs/begun")
-    assert newest.runs() == begun
+    assert newest.find_runs() == begun
     monkeypatch.setenv("RUNS", "runs/nowhere")
     with pytest.raises(newest.NothingToShow):
-        newest.runs()
+        newest.find_runs()

@@ -11,10 +11,10 @@ from matplotlib.text import Text
 
 from analysis import plots
 from analysis.comparison import compare
-from analysis.losses import TOLERANCE
-from analysis.page import FIGURES
-from analysis.plots.by_step import thinned
-from analysis.plots.style import look
+from analysis.losses import MARGIN_SHARE
+from analysis.plots import FIGURES
+from analysis.plots.by_step import thin_out
+from analysis.plots.style import find_look
 from analysis.study import read_study
 from tests.analysis import planted
 from tests.make_runs import write_run
@@ -95,19 +95,19 @@ def test_a_note_explains_only_what_is_drawn(tmp_path):
 
 def test_no_two_recipes_of_a_study_look_alike():
     recipes = ["baseline", COMPILED, "rowwise_fp8_compiled", TENSORWISE, "my_own"]
-    looks = [look(recipe) for recipe in recipes]
+    looks = [find_look(recipe) for recipe in recipes]
     assert len({x.colour for x in looks}) == len({x.name for x in looks}) == len(looks)
 
 
 def test_loss_difference_is_drawn_over_the_margin(figures, study):
     (axes,) = figures["loss_difference"].axes
-    assert axes.patches[0].get_height() == pytest.approx(2 * TOLERANCE * 7.6)
+    assert axes.patches[0].get_height() == pytest.approx(2 * MARGIN_SHARE * 7.6)
     assert axes.get_ylim()[1] < 0.25  # others are nearer to 0
 
 
 def test_a_long_study_gives_a_small_page():
     """However many intervals there are: 20,000 would make a page of 0.8 MB."""
-    points = thinned(pd.Series(range(20_000)))
+    points = thin_out(pd.Series(range(20_000)))
     assert len(points) == 400 and points.iloc[-1] == 19_999
 
 
@@ -129,13 +129,13 @@ def test_a_lead_is_drawn_from_the_start(tmp_path, slower, later, leads, sign):
     line, *_, mark = figure.axes[0].lines
     assert line.get_ydata()[[0, -1]] == pytest.approx(leads)
     assert mark.get_xydata().tolist() == [[int(sign[-2:]), 0]] and sign in written_in(figure)
-    assert (mark.get_marker() == look(TENSORWISE).marker) == (later == TENSORWISE)
+    assert (mark.get_marker() == find_look(TENSORWISE).marker) == (later == TENSORWISE)
 
 
 def test_a_figure_without_data_says_so(tmp_path):
     write_run(tmp_path / "a", status="failed", lose=["metrics.jsonl"])
     figures = [draw(compare(read_study(tmp_path))) for draw in FIGURES]
-    assert all(figure.empty and "no data: " in written_in(figure) for figure in figures)
+    assert all(figure.is_empty and "no data: " in written_in(figure) for figure in figures)
 
 
 def test_the_same_frames_give_the_same_bytes(study):

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from analysis.comparison import compare
-from analysis.notebook_tables import cost_by_steps
 from analysis.report import main
 from analysis.study import read_study
+from analysis.tables import cost_table
 from tests.analysis.planted import FP8, study
 from tests.make_runs import write_run
 
@@ -45,7 +45,7 @@ def test_cost_of_a_run_of_n_steps(tmp_path):
     """14 s to the end of the first step, then 0.1 s a step within the runs' 200 and beyond."""
     run = {"seconds": {"to": 0.1}, "warm_up": 14.0}
     written = study(tmp_path, recipes="C", seeds=[0], start_spread=0.0, steps=200, changes=[run])
-    hours = cost_by_steps(compare(read_study(written)), [100, 10_000])
+    hours = cost_table(compare(read_study(written)), [100, 10_000])
     seconds = (3600 * hours["baseline_compiled"]).to_dict()
     assert seconds == pytest.approx({100: 14 + 9.9, 10_000: 14 + 999.9})
 

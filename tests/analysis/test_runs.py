@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.answer import left_out
+from analysis.answer import list_left_out
 from analysis.comparison import compare
 from analysis.study import StudyError, read_study
 from tests.analysis.planted import FP8, study
@@ -35,10 +35,10 @@ def test_a_resumed_run_counts_its_attempts_once(tmp_path):
     resumed = {"earlier": attempts, "seconds": {"to": 0.5}, "warm_up": 4.5}
     words = {"seeds": [0], "steps": 40, "start_spread": 0.0, "changes": [resumed]}
     [run] = read_study(study(tmp_path, "C", **words)).runs
-    assert run.completed and run.earlier == []
+    assert run.completed and run.lost_attempts == []
     assert run.steps.index.tolist() == list(range(1, 41))
-    assert run.steps["process"].tolist() == [0] * 20 + [1] * 10 + [2] * 10
-    assert run.steps["elapsed"].iloc[-1] == pytest.approx(3 * 4 + 45 * 0.5)
+    assert run.steps["attempt"].tolist() == [1] * 20 + [2] * 10 + [3] * 10
+    assert run.steps["wall_s"].iloc[-1] == pytest.approx(3 * 4 + 45 * 0.5)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_resumed_run_counts_its_attempts_once(tmp_path):
 def test_a_failure_counts_whose_steps_were_made_again(tmp_path, attempt, earlier):
     change = {"earlier": [attempt], "error": "illegal memory access"}
     [run] = read_study(study(tmp_path, "C", [0], steps=40, changes=[change])).runs
-    assert run.completed and run.earlier == earlier
+    assert run.completed and run.lost_attempts == earlier
 
 
 def test_a_resumed_run_keeps_the_values_of_its_attempts(tmp_path):
@@ -89,7 +89,7 @@ def test_runs_that_do_not_count_are_there_with_their_ending(tmp_path):
         "completed", "failed: no room on 7", "too short a log", "unreadable records",
         "left no record",
     ]  # fmt: skip
-    assert [run.seed for run in found.completed["baseline"]] == ["0"]
+    assert [run.seed for run in found.completed_by_recipe["baseline"]] == ["0"]
     assert len(found.problems) == 1 and "metrics.jsonl" in found.problems[0]
 
 
@@ -112,10 +112,10 @@ def test_a_run_with_lost_or_impossible_records_is_left_out_by_name(tmp_path, nam
     """Of a run whose first attempt made 20 steps, and the second the others."""
     attempts = {"runs": ["C/0"], "earlier": [[20, 20, "interrupted"]]}
     study(tmp_path, "C", [0, 1], steps=40, changes=[attempts])
-    assert len(read_study(tmp_path).completed["baseline_compiled"]) == 2
+    assert len(read_study(tmp_path).completed_by_recipe["baseline_compiled"]) == 2
     act(tmp_path / "baseline_compiled/seed0" / name)
     found = read_study(tmp_path)
-    assert [run.seed for run in found.completed["baseline_compiled"]] == ["1"]
+    assert [run.seed for run in found.completed_by_recipe["baseline_compiled"]] == ["1"]
     [problem] = found.problems
     assert problem.startswith(str(tmp_path / "baseline_compiled/seed0"))
 
@@ -298,5 +298,5 @@ def test_runs_of_one_cause_are_one_line_with_its_numbers(tmp_path):
     for seed in range(2):
         error = f"RuntimeError: it needs {seed + 7}5 MB"
         write_run(tmp_path / f"a/seed{seed}", seed=seed, status="failed", error=error)
-    [line] = left_out(compare(read_study(tmp_path)))
+    [line] = list_left_out(compare(read_study(tmp_path)))
     assert "75 MB" in line and "baseline/seed0, baseline/seed1" in line

@@ -46,6 +46,7 @@ def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch, run_he
 
 def test_the_guide_lists_the_functions_that_are_called():
     """A function that nothing calls would be dead in an extension that follows the guide."""
+    pytest.importorskip("extensions.sharded")  # it calls one of them
     added, replacing = re.findall(
         r"\| function \| what it does \|\n\|---\|---\|\n((?:\|.*\n)+)", GUIDE.read_text()
     )

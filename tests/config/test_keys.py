@@ -176,10 +176,7 @@ def test_a_resolved_recipe_has_all_keys_and_loads_again(tmp_path):
         ),
         (["model.converters=[quantize.linear.float8]"], SCALING),
         (["model.converters=[float8]"], "tensorwise"),
-        (
-            [f"{FLOAT8}.force_recompute_fp8_weight_in_bwd=true"],
-            "neither the core nor an extension has this key",
-        ),
+        ([f"{FLOAT8}.force_recompute_fp8_weight_in_bwd=true"], "force_recompute_fp8_weight_in_bwd"),
     ],
 )
 def test_what_is_read_with_another_value_only(keys, named):
@@ -263,10 +260,7 @@ def test_a_moved_key_is_answered_with_its_place(old):
         leaves = [old + key[len(move.key) :] for key in new] or [old.rstrip(".")]
     for leaf in leaves:
         sentence = refused("baseline", [], [f"{leaf.rstrip('.')}=1"])
-        assert (
-            "torchtitan has" in sentence
-            and "neither the core nor an extension has this key" not in sentence
-        )
+        assert "torchtitan has" in sentence and "has this key" not in sentence
         assert (move.key.rstrip(".") or move.note) in sentence
 
 

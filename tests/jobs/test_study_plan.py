@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from analysis import page
+from analysis import report
 from experiments import run, study
 from experiments.config import recipes
 from experiments.corpus import rows
@@ -122,7 +122,7 @@ def test_a_file_system_without_locks_costs_a_warning(tmp_path, monkeypatch, capl
 
 def test_a_report_that_fails_costs_no_run(tmp_path, monkeypatch, capsys):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(page, "page", full)
+    monkeypatch.setattr(report, "write_page", full)
     out = tmp_path / "a study"
     write_study(out)
     assert study.main([str(out)]) == 1

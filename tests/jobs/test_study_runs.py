@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from analysis import page
+from analysis import report
 from experiments import study
 from experiments.jobs import runner
 from experiments.jobs.command import EXIT_BAD_INPUT, EXIT_STOPPED, StopRequest
@@ -28,7 +28,7 @@ def start(tmp_path, monkeypatch):
     """Start a study of stand-ins in a folder; gives exit code and output."""
     monkeypatch.setattr(runner, "RUN_MODULE", "tests.jobs.stand_in")
     monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", {"TORCHINDUCTOR_CACHE_DIR"})
-    monkeypatch.setattr(page, "page", Mock(return_value=""))  # which would draw for seconds
+    monkeypatch.setattr(report, "write_page", Mock(return_value=""))  # which would draw for seconds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("STEP_S", "0.01")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

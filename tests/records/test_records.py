@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from analysis.newest import PLACES
-from analysis.packed import read_packed_records, read_packed_runs
+from analysis.newest import RESULTS_FOLDERS
+from analysis.runs import read_packed_records, read_packed_runs
 from experiments.config import recipes
 from experiments.records import files
 from experiments.records.files import DiskFull, full_disk, make_run_folder, write_whole
@@ -27,7 +27,7 @@ from experiments.records.run import (
 from tests.make_runs import intervals, over, record, resolved, stamp, write_lines
 from tests.processes import ROOT
 
-KEPT = [path.parent for place in PLACES for path in ROOT.glob(f"{place}/**/{PACKED_RUNS}")]
+KEPT = [path.parent for place in RESULTS_FOLDERS for path in ROOT.glob(f"{place}/**/{PACKED_RUNS}")]
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda folder: folder.parent.name)

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.packed import PACKED_STEPS
+from analysis.runs import PACKED_STEPS
 from analysis.study import read_study
 from experiments import study as study_command
 from experiments.records.run import PACKED_RUNS

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from analysis.comparison import Finding, Outcome, compare
-from analysis.losses import SAME, TOLERANCE
+from analysis.comparison import ComparisonResult, Outcome, compare
+from analysis.losses import MARGIN_SHARE, SAME
 from analysis.study import read_study
 from tests.analysis.planted import FP8, study
 
@@ -92,27 +92,27 @@ def two_gpus_a_recipe(rng: np.random.Generator) -> list[dict]:
 # ---- what is counted ----
 
 
-def covers(truth: float) -> Callable[[Finding], bool]:
+def covers(truth: float) -> Callable[[ComparisonResult], bool]:
     """Whether the interval covers the true ratio."""
     return lambda found: found.speed.ratio.low < truth < found.speed.ratio.high
 
 
-def is_faster(found: Finding) -> bool:
+def is_faster(found: ComparisonResult) -> bool:
     """Whether the interval lies above 1."""
     return found.speed.ratio.low > 1
 
 
-def is_plain(found: Finding) -> bool:
+def is_plain(found: ComparisonResult) -> bool:
     """Whether the speed gets a plain answer."""
     return found.outcome in PLAIN
 
 
-def is_told(found: Finding) -> bool:
+def is_told(found: ComparisonResult) -> bool:
     """Whether something contradicts the ratio."""
     return bool(found.speed.caveats)
 
 
-def is_same(found: Finding) -> bool:
+def is_same(found: ComparisonResult) -> bool:
     """Whether the loss is called the same."""
     return found.loss.word == SAME
 
@@ -130,7 +130,7 @@ class Design:
     """
 
     name: str
-    holds: Callable[[Finding], bool]
+    holds: Callable[[ComparisonResult], bool]
     speed: float = 1.1
     fault: dict | None = None
     places: Callable[[np.random.Generator], list[dict]] = one_gpu
@@ -150,14 +150,14 @@ class Design:
             with TemporaryDirectory() as folder:
                 path = Path(folder) / f"{self.name} {number}"
                 study(path, seeds=self.seeds, changes=changes, **WORDS)
-                count += self.holds(compare(read_study(path)).findings[FP8])
+                count += self.holds(compare(read_study(path)).results[FP8])
         return count / studies
 
 
 DESIGNS = [
     Design("the interval covers the true ratio", covers(1.1)),
     Design('"faster" is said of a recipe that is not', is_faster, speed=1.0),
-    Design('"the same" is said at the margin', is_same, fault={"losses": {"by": TOLERANCE}}),
+    Design('"the same" is said at the margin', is_same, fault={"losses": {"by": MARGIN_SHARE}}),
     Design("a sound lead of 1.1 gets a caveat", is_told),
     Design("a node a seed: the interval covers the true ratio", covers(1.1), places=node_a_seed),
     Design("a node a seed: a sound lead of 1.1 gets a caveat", is_told, places=node_a_seed),

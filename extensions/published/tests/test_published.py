@@ -37,12 +37,12 @@ def test_a_log_is_a_run(tmp_path):
     write_log(log, [30.0, 4.0, 5.0, 2.5, 2.5, 2.5])
     run = read_log(log)
     assert run.recipe == "tensorwise_fp8_compiled" and run.completed
-    assert run.steps["seconds"].tolist() == [30.0] + [1.0] * 9 + [0.5] * 15
+    assert run.steps["step_s"].tolist() == [30.0] + [1.0] * 9 + [0.5] * 15
     assert run.clock.to_dict() == {
         1: 30, 5: 34, 10: 39, 15: 41.5, 20: 44, 25: 46.5,
     }  # fmt: skip
-    assert run.steps["steady"].sum() == 15
-    useful = run.steps["useful"].sum() / run.steps["tokens"].sum()
+    assert run.steps["is_steady"].sum() == 15
+    useful = run.steps["valid_tokens"].sum() / run.steps["tokens"].sum()
     assert useful == pytest.approx(0.2 + 0.25 * 4 / 25)
 
 
@@ -52,7 +52,7 @@ def test_logs_compare_as_single_runs_of_the_published_size(tmp_path):
     comparison = compare(read_published(tmp_path))
     assert comparison.best.outcome == "single_run"
     assert comparison.best.speed.ratio.mean == pytest.approx(1.25)
-    [run] = comparison.study.completed["baseline_compiled"]
+    [run] = comparison.study.completed_by_recipe["baseline_compiled"]
     model = FLAVORS["8B-published"]
     assert mfu(run) == pytest.approx(8192 * model.flops_per_token(4096) / 989e12)
     assert run.record.parameters == model.parameters()
@@ -75,10 +75,10 @@ def test_a_file_that_is_not_a_log_is_refused(tmp_path):
 )
 def test_published_figures():
     comparison = compare(read_published())
-    runs = [runs_of_recipe[0] for runs_of_recipe in comparison.study.completed.values()]
+    runs = [runs_of_recipe[0] for runs_of_recipe in comparison.study.completed_by_recipe.values()]
     assert [round(tokens_per_s(run)) for run in runs] == [8123, 8777, 9280, 10898]
     assert [round(mfu(run), 3) for run in runs] == [0.423, 0.457, 0.484, 0.568]
-    wall_s = [round(run.steps["elapsed"].max(), 1) for run in runs]
+    wall_s = [round(run.steps["wall_s"].max(), 1) for run in runs]
     assert wall_s == [504.7, 503.0, 575.1, 478.3]
-    assert comparison.findings["tensorwise_fp8_compiled"].break_even.step == 728
-    assert comparison.findings["rowwise_fp8_compiled"].break_even.step == 3851
+    assert comparison.results["tensorwise_fp8_compiled"].break_even.step == 728
+    assert comparison.results["rowwise_fp8_compiled"].break_even.step == 3851

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from analysis.alike import differences
+from analysis.comparable import compare_records
 from analysis.study import read_study
 from tests.analysis.planted import study
 
@@ -18,8 +18,8 @@ def compare(tmp_path):
         for name, versions in packages.items():
             text = json.dumps({"packages": versions, "diff": None})
             (folder / f"environment-{name}.json").write_text(text)
-        completed = read_study(folder).completed
-        return differences(completed["tensorwise_fp8_compiled"], completed["baseline_compiled"])
+        completed = read_study(folder).completed_by_recipe
+        return compare_records(completed["tensorwise_fp8_compiled"], completed["baseline_compiled"])
 
     return call
 
@@ -30,7 +30,7 @@ def of_all(recipe, **change):
 
 def test_alike_runs_differ_in_nothing(compare):
     found = compare()
-    assert not found.forbidden and not found.remarks and not found.mixed
+    assert not found.forbidden and not found.remarks and not found.mixed_keys
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,19 @@ def test_names_of_runs_and_folders_are_passed_over(compare, change):
     assert not found.forbidden and not found.remarks
 
 
+def test_a_file_that_several_runs_name_is_compared_and_a_log_of_one_run_is_not(compare):
+    plugin = "/opt/nccl/libnccl-net.so.2"
+    usual = {"variables": {}}
+    found = compare(usual, of_all("C", variables={"NCCL_NET_PLUGIN": plugin}))
+    assert len(found.forbidden) == 1 and plugin in found.forbidden[0]
+    logs = [
+        {"runs": [f"{recipe}/{seed}"], "variables": {"NCCL_DEBUG_FILE": f"/tmp/{recipe}{seed}.log"}}
+        for recipe in "CT"
+        for seed in range(2)
+    ]
+    assert not compare(*logs).forbidden
+
+
 @pytest.mark.parametrize(
     "change", [{"variables": {"NCCL_ALGO": "Ring"}}, {"hardware": {"vboost": 1}}]
 )
@@ -110,5 +123,5 @@ def test_records_in_unequal_shares_compare_where_both_recipes_have_the_value(
     compare, runs, allowed
 ):
     found = compare({"runs": runs, "hardware": {"driver": "570.1"}}, seeds=5)
-    assert found.mixed == (["hardware.driver"] if allowed else [])
+    assert found.mixed_keys == (["hardware.driver"] if allowed else [])
     assert bool(found.forbidden) != allowed

@@ -1,0 +1,140 @@
+"""Write the tables: a row a run, a row a recipe, and those that only notebooks show."""
+
+import numpy as np
+import pandas as pd
+from scipy.stats import gmean
+
+from analysis.answer import describe_fp8_share
+from analysis.break_even import interpolate_wall_s
+from analysis.comparison import COMPILED, Comparison, ComparisonResult
+from analysis.losses import EQUIVALENT_COMPUTE, MARGIN_SHARE, final_loss
+from analysis.runs import Run
+from analysis.speed import mfu, select_timed, tokens_per_s
+
+# The columns of `run_table`, with their formats.
+RUN_COLUMNS = {
+    "final_loss": "{:.3f}",
+    "tokens_per_s": "{:,.0f}",
+    "iqr": "{:.1%}",
+    "mfu_bf16_peak": "{:.1%}",
+    "time_to_first_step_s": "{:.1f}",
+    "wall_s": "{:.1f}",
+    "fp8_share": "{:.0%}",
+    "peak_memory_gib": "{:.1f}",
+    "status": "{}",
+}
+HOW_TO_READ = (
+    "tokens/s, tokens_per_s: by the mean steady step, of all GPUs of a run together. iqr: the "
+    "distance of the quartiles of the step time, as a share. mfu_bf16_peak: the MFU of one GPU. "
+    "FP8 share, fp8_share: of the linear layers' matmul FLOPs. Break-even step: from which on the "
+    "wall time, first step (compile) included, is less than the reference's. "
+    "time_to_first_step_s: from process start to the end of step 1. wall_s: of all processes of a "
+    "run.",
+    f"The same loss: within {MARGIN_SHARE:.2%} of the reference's, as DeepSeek-V3 reports for FP8 "
+    "(arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556) the "
+    f"equivalent compute is {EQUIVALENT_COMPUTE:.0%} of that of a compute-optimal model of 8.05 B "
+    "parameters.",
+)
+
+
+# ---- a row a run ----
+
+
+def measure_run(run: Run) -> dict:
+    """Collect what a run is and what it measured; NaN is unknown."""
+    step_s = run.steady_steps["step_s"]
+    return {
+        "recipe": run.recipe,
+        "seed": run.seed,
+        "completed": run.completed,
+        "status": run.ending,
+        "place": run.place,
+        "steps": run.length,
+        "final_loss": final_loss(run),
+        "tokens_per_s": tokens_per_s(run),
+        "iqr": np.ptp(step_s.quantile([0.25, 0.75])) / step_s.median(),
+        "mfu_bf16_peak": mfu(run),
+        "time_to_first_step_s": run.first_step_s,
+        "wall_s": run.steps["wall_s"].max(),
+        "fp8_share": run.fp8_share,
+        "peak_memory_gib": run.steps["peak_memory_bytes"].max() / 2**30,
+    }
+
+
+def measure_runs(comparison: Comparison) -> pd.DataFrame:
+    """Measure all runs of a study: a row a run, with the columns of `measure_run`."""
+    return pd.DataFrame([measure_run(run) for run in comparison.study.runs])
+
+
+def run_table(comparison: Comparison) -> pd.DataFrame:
+    """Write the table of runs, indexed by recipe and seed."""
+    measurements = measure_runs(comparison).set_index(["recipe", "seed"])
+    cells = {}
+    for column, text_format in RUN_COLUMNS.items():
+        cells[column] = measurements[column].map(text_format.format, "ignore")
+    return pd.DataFrame(cells, dtype=object).fillna("-")
+
+
+# ---- a row a recipe ----
+
+
+def recipe_table(comparison: Comparison) -> pd.DataFrame:
+    """Write the table of recipes: speed, loss, share of FP8."""
+    reference = comparison.reference
+    reference_name = "compiled bf16" if reference == COMPILED else reference
+    rows = {}
+    for recipe in comparison.study.recipes:
+        runs = comparison.study.completed_by_recipe.get(recipe, [])
+        result = comparison.results.get(recipe, ComparisonResult())
+        rows[recipe] = {
+            "runs": f"{len(runs)} of {len(comparison.study.runs_by_recipe[recipe])}",
+            "tokens/s": format_speed(runs),
+            f"over {reference_name}": str(result.speed.ratio),
+            "break-even step": str(result.break_even) if result.recipe else "-",
+            "final loss": f"{np.mean([final_loss(run) for run in runs]):.3f}" if runs else "-",
+            f"minus {reference_name}": format_loss(result),
+            "FP8 share of matmul FLOPs": "-",
+        }
+        if recipe in comparison.fp8:
+            rows[recipe]["FP8 share of matmul FLOPs"] = describe_fp8_share(runs)
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("recipe")
+
+
+def format_speed(runs: list[Run]) -> str:
+    """Write the geometric mean of the tokens/s of some runs."""
+    speeds = [tokens_per_s(run) for run in select_timed(runs)]
+    return f"{gmean(speeds):,.0f}" if speeds else "-"
+
+
+def format_loss(result: ComparisonResult) -> str:
+    """Write how far a recipe's final loss is from its reference's, and the verdict."""
+    loss = result.loss
+    return f"{loss.difference:+.4f}, {loss.word}" if loss.difference_by_seed else "-"
+
+
+def write_notes(comparison: Comparison) -> list[str]:
+    """Write how to read the tables, and the notes on record."""
+    sentences = [*HOW_TO_READ]
+    for run in comparison.study.runs:
+        if run.completed:
+            sentences += [f"{run.name}: {note}." for note in run.record.last_attempt.notes]
+    return sentences
+
+
+# ---- for notebooks ----
+
+
+def proof_table(comparison: Comparison) -> pd.DataFrame:
+    """List what each recipe's first run proved, a row a recipe; columns: `parameters.orphans`."""
+    completed = comparison.study.completed_by_recipe
+    proofs = [runs[0].proof.model_dump() for runs in completed.values()]
+    return pd.json_normalize(proofs, max_level=2).set_index(pd.Index([*completed]))
+
+
+def cost_table(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
+    """Average the wall hours of a run, first step (compile) included: a row a length, a column a
+    recipe. After the end of the runs each step is the mean steady step."""
+    hours = {}
+    for recipe, runs in comparison.study.completed_by_recipe.items():
+        hours[recipe] = interpolate_wall_s(runs, np.array(lengths)).mean(axis=0) / 3600
+    return pd.DataFrame(hours, index=pd.Index(lengths, name="steps"))
