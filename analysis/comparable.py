@@ -313,9 +313,9 @@ def check_records(run: Run) -> Iterator[str]:
         return
     resolved = run.facts.get(FLOAT8)
     keys = read_recipe_keys(run.recipe)
-    scalings = [keys.get(FLOAT8) if keys else resolved, resolved, proof.recipe_name]
-    if len(set(scalings)) > 1:
-        names = ", ".join(scaling or "bf16" for scaling in scalings)
+    scaling_names = [keys.get(FLOAT8) if keys else resolved, resolved, proof.recipe_name]
+    if len(set(scaling_names)) > 1:
+        names = ", ".join(scaling or "bf16" for scaling in scaling_names)
         yield f"recipe, resolved recipe and proof do not name one scaling: {names}"
     promised = promised_share(run)
     if proof.emulated:

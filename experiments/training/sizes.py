@@ -14,16 +14,6 @@ from models import device, nvidia_smi
 from models.errors import InputError
 from models.flops import GIB, format_memory_need
 
-GPU_SIZES = (
-    "no_recompute",
-    "full_recompute",
-    "llama_3b",
-    "llama_1b",
-    "llama_1b_2048",
-    "llama_1b_1024",
-    "llama_1b_6_layers",
-)
-"""Overlays for GPUs, those that need most memory first."""
 CPU_SIZE = "cpu"
 """The overlay for machines without a GPU."""
 GAP_SHARE = 0.10
@@ -118,7 +108,7 @@ def plan_smaller_sizes(run_plan: Plan) -> Iterator[tuple[str, Plan]]:
 
     Keys of the command line count more than an overlay's.
     """
-    overlays = GPU_SIZES if device.TYPE == "cuda" else (CPU_SIZE,)
+    overlays = recipes.list_sizes() if device.TYPE == "cuda" else [CPU_SIZE]
     for overlay in overlays:
         try:
             smaller_plan = plan(add_overlay(run_plan.recipe, overlay))
@@ -149,7 +139,7 @@ def choose_size(
     memory = min(memories)
     gpu = f"GPU {memories.index(memory)}" if len(memories) > 1 else device.name()
     gpu_memory = f"{gpu} has {memory.free / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
-    for overlay in GPU_SIZES:
+    for overlay in recipes.list_sizes():
         plans = []
         for name in recipe_names:
             recipe = recipes.load(name, [overlay], overrides, is_compared=True)
