@@ -89,8 +89,6 @@ def find_newest(folder: Path, identity: str, last_step: int) -> tuple[int, list[
                 f"the data and keys that it was made with, {choices}"
             )
         return step, sentences
-    with suppress(OSError):
-        folder.rmdir()  # an empty one would keep torchtitan from initial_load_path
     return 0, sentences
 
 
