@@ -49,9 +49,9 @@ from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
 from experiments.records.files import (
     check_folder,
     check_mark,
-    dated_folder,
     lock_folder,
     make_dated_folder,
+    name_dated_folder,
     write_whole,
 )
 from experiments.records.run import (
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     study, out = _resolve_study(args)
     plans = _prepare_plans(study, args.dry_run)
     if out is None and args.dry_run:
-        out = dated_folder(_list_names(args)[0])
+        out = name_dated_folder(_list_names(args)[0])
     elif out is None:
         out = make_dated_folder(_list_names(args)[0])
     runs = _list_incomplete_runs(study, plans, out)
