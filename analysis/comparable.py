@@ -46,8 +46,14 @@ RUN_NAMES = (
     "variables.CUDA_VISIBLE_DEVICES",
     "variables.NCCL_COMM_ID",
 )
-# What follows from the recipe, which rule 2 checks; and what drivers round.
-DERIVED_KEYS = ("compiled", "fp8_matmul", "hardware.memory_bytes")
+# What follows from the recipe, which rule 2 checks; what drivers round; and what rule 4 compares.
+DERIVED_KEYS = (
+    "compiled",
+    "fp8_matmul",
+    "hardware.memory_bytes",
+    "first_weights",
+    "first_batch",
+)
 # Records that may differ: a difference is a remark. What saving and logging cost, the wall clock
 # shows.
 HARMLESS_KEYS = (

@@ -10,7 +10,7 @@ from analysis.losses import (
     SAME,
     LossVerdict,
     check_batches,
-    check_first_losses,
+    check_beginnings,
     compare_final_losses,
     compare_lost_runs,
     describe_gap,
@@ -166,7 +166,7 @@ def compare_recipe(
 
     # Rules 4 to 6: is its loss the same, and did it lose no more runs?
     loss = compare_final_losses(runs, reference_runs, recipes_judged)
-    other_beginnings = check_first_losses(all_runs, all_reference_runs)
+    other_beginnings = check_beginnings(all_runs, all_reference_runs)
     other_batches = check_batches(runs, reference_runs)
     doubts = other_beginnings
     if not other_beginnings:

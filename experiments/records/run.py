@@ -307,6 +307,10 @@ class RunRecord(Record):
     seq_len: AtLeast1
     dataset: str
     data: str | None  # the token file: name and digest of its content
+    # Digests of the weights before step 1 and of the tokens of step 1; null of several processes,
+    # each of which has a part
+    first_weights: str | None = None
+    first_batch: str | None = None
     attempts: Annotated[list[Attempt], Field(min_length=1)]  # ascending
     proof: Proof | None = None  # of the steps that count
 

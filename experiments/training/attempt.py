@@ -11,6 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -101,6 +102,29 @@ def init_single_process() -> None:
     dist.Backend.default_device_backend_map[device.TYPE] = "gloo"
 
 
+@contextmanager
+def log_full_disk_of_threads():
+    """Log a sentence when a thread fails because the disk is full, as TensorBoard's does.
+
+    The thread's next curve then ends the run.
+    """
+    usual_hook = threading.excepthook
+
+    def log_full_disk(failure) -> None:
+        sentence = describe_full_disk(failure.exc_value)
+        if sentence:
+            logging.warning(sentence)
+        else:
+            usual_hook(failure)
+
+    threading.excepthook = log_full_disk
+    try:
+        yield
+    finally:
+        threading.excepthook = usual_hook
+
+
+@log_full_disk_of_threads()
 def _train(
     plan: Plan,
     results: list[CheckResult],

@@ -23,6 +23,7 @@ The trainer calls, in this order:
     record()               gives the proof of run.json
 """
 
+import hashlib
 import math
 import re
 from collections import Counter
@@ -387,3 +388,19 @@ def _find_witnesses(
     is_certain = gradient.abs() > 100 * eps
     indices = (moves & is_certain).nonzero().flatten()[:MAX_WITNESSES]
     return indices, weight[indices]
+
+
+# ---- what a run begins with ----
+
+
+def digest_tensors(tensors: Iterable[torch.Tensor]) -> str:
+    """Digest the values of tensors, in their order; empty ones do not count.
+
+    `torch.hash_tensor` XORs the values of a tensor as float64, so that the sum is the same in any
+    order, and only eight bytes leave the device.
+    """
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        if tensor.numel():
+            digest.update(torch.hash_tensor(tensor).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

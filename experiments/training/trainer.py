@@ -30,7 +30,7 @@ from experiments.records.run import NOT_STEADY_STEPS, Proof
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, make_tracer
 from experiments.training.plan import Plan
-from experiments.training.proof import ProofCollector
+from experiments.training.proof import ProofCollector, digest_tensors
 from models import float8
 from models.architectures import find_architecture, parallelize_model
 from models.device import local_tensor
@@ -195,6 +195,9 @@ class Trainer(titan.Trainer):
             self.optimizers.zero_grad()
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
+            if self.step == 1 and self.directory and self.plan.world_size == 1:
+                tokens = [inputs["input"] for inputs, _ in micro_batches]
+                self.directory.record.first_batch = digest_tensors(tokens)
             # Tokens that are not padding, counted on the host: nothing waits for the device
             local_valid_tokens = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
             valid_tokens = float(self.all_reduce(local_valid_tokens))
@@ -246,6 +249,9 @@ class Trainer(titan.Trainer):
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
         self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.directory)
+        if self.first_step == 1 and self.directory and self.plan.world_size == 1:
+            weights = [local_tensor(weight) for weight in self.proof.parameters.values()]
+            self.directory.record.first_weights = digest_tensors(weights)
 
     def begin_stretch(self, first_step: int, last_step: int) -> None:
         """Begin a stretch of steps with the same work.
