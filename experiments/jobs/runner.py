@@ -259,7 +259,7 @@ def list_unset_cache_variables() -> list[str]:
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    unset_values = [None]
+    unset_values: list[str | None] = [None]
     with suppress(KeyError, OSError):  # the user has no name, as in some containers
         unset_values.append(default_cache_dir())
     return [name for name in CACHE_VARIABLES if os.environ.get(name) in unset_values]
