@@ -7,7 +7,7 @@ $(shell [ -L .venv ] || for file in .venv/lib/python3*/site-packages/project.pth
 
 help:
 	@echo "make study      train the four recipes on real text, here, and print the comparison"
-	@echo "make lab        open the notebooks in JupyterLab, on your newest runs, on RUNS=folder or on RUNS=kept"
+	@echo "make lab        open copies of the notebooks in JupyterLab, for your newest runs, RUNS=folder or RUNS=kept"
 	@echo "make test       run the tests"
 	@echo "make check      lint, check the formatting and the types"
 	@echo "make notebooks  execute the notebooks again, on the kept runs"
@@ -24,7 +24,8 @@ test: tools
 lab: tools
 	@$(PYTHON_IN_VENV) launch/missing.py requirements-lab.txt >/dev/null \
 		|| $(PYTHON_IN_VENV) -m pip install -qq --disable-pip-version-check -r requirements-lab.txt
-	$(PYTHON_IN_VENV) -m jupyterlab --allow-root .
+	@$(PYTHON_IN_VENV) -m tools.lab
+	$(PYTHON_IN_VENV) -m jupyterlab --allow-root --LabApp.default_url=/lab/tree/lab/analysis/notebooks/index.ipynb .
 
 check: tools
 	$(PYTHON_IN_VENV) -m ruff check .

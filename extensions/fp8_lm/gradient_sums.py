@@ -28,6 +28,7 @@ by a factor, as in FP8-LM (arXiv 2310.18313, section 2.1), and divide the result
 """
 
 import json
+import logging
 import math
 import sys
 from collections import Counter
@@ -45,14 +46,17 @@ from extensions.fp8_lm.gradients import E4M3, E4M3_MAX, decode, encode
 from tools.trained_model import train_model
 
 RANKS = (2, 4, 8, 16, 32)
+PROGRESS_RANKS = 8  # ranks between two lines of progress
 SATURATED_SHARE = 1e-5  # of sums at 448: above it mu is halved
 
 
 def main(*files: str) -> None:
     """Print the signal to noise by ranks and method, and write it into files as JSON."""
+    log_training_steps()
     gradients = collect_gradients(plan(recipes.load("baseline", ["cpu"])))
     sums = []
     for ranks in RANKS:
+        print_progress(f"adding up the gradients of {ranks} ranks by each method")
         for method, decibels in compare_methods(gradients, ranks).items():
             sums.append({"ranks": ranks, "how": method, "snr_db": decibels})
             print(f"{ranks:3} ranks, {method:7}{decibels:5.1f} dB", flush=True)
@@ -61,15 +65,30 @@ def main(*files: str) -> None:
         Path(file).write_text(json.dumps(content, indent=1) + "\n")
 
 
+def print_progress(text: str) -> None:
+    """Print what the command does now, where its results are not."""
+    print(f"… {text}", file=sys.stderr, flush=True)
+
+
+def log_training_steps() -> None:
+    """Print the log's lines about steps, and no other lines."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.getMessage().startswith("step:"))
+    logging.basicConfig(level="INFO", format="%(message)s", handlers=[handler], force=True)
+
+
 def collect_gradients(plan: Plan) -> list[torch.Tensor]:
     """Train the model; return each parameter's gradients (ranks, n) in batches that ranks would
     get.
 
     They are in the dtype of the parameters, as FSDP2 gets them from the backward pass.
     """
+    print_progress(f"training the model for {plan.config.training.steps} steps")
     model, batches = train_model(plan)
     by_rank = []
-    for inputs, labels in islice(batches, RANKS[-1]):
+    for rank, (inputs, labels) in enumerate(islice(batches, RANKS[-1])):
+        if rank % PROGRESS_RANKS == 0:
+            print_progress(f"computing the gradients of ranks {rank} and following")
         logits = model(inputs.to(device.TYPE)).flatten(0, 1)
         loss = cross_entropy(logits.float(), labels.to(device.TYPE).flatten())
         by_rank.append(torch.autograd.grad(loss, [*model.parameters()]))

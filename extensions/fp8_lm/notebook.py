@@ -2,8 +2,7 @@
 # # FP8 beyond matmuls
 #
 # FP8-LM (Peng et al., arXiv 2310.18313) puts more than matmuls in FP8: gradients that GPUs
-# exchange, the states of the optimizer, and what sharding sends. This notebook shows the runs that
-# are kept under `results/`.
+# exchange, the states of the optimizer, and what sharding sends.
 
 # %% [markdown]
 # ## Gradients
@@ -92,10 +91,13 @@ print(describe_training(decoupled))
 tables.optimizer_states(decoupled).round(4)
 
 # %%
-plots.loss(decoupled)
+tables.final_loss_rows(decoupled)
+
+# %% [markdown]
+# By step, without the two recipes that end far above:
 
 # %%
-plots.loss_difference(decoupled)
+plots.loss_difference(tables.select_recipes(decoupled))
 
 # %%
 print(*list_loss_verdicts(decoupled), sep="\n")

@@ -1,12 +1,24 @@
-"""Tables of the notebook: optimizer states, gradients, and all levels together."""
+"""Tables and figures of the notebook: optimizer states, gradients, and all levels together."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from analysis.comparison import Comparison
-from analysis.plots.bars import measure_completed_runs
+from analysis.losses import SAME
+from analysis.plots.bars import measure_completed_runs, set_rows
+from analysis.plots.style import (
+    GREY,
+    find_look,
+    full_name,
+    plot,
+    short_name,
+    write_headline,
+    write_note,
+)
 from analysis.tables import proof_table
 
 
@@ -87,3 +99,51 @@ def gradient_sums() -> pd.DataFrame:
     sums = pd.DataFrame(json.loads(SUMS.read_text())["sums"])
     table = sums.pivot(index="ranks", columns="how", values="snr_db")
     return table[list(METHODS)].rename(columns=METHODS)
+
+
+TICKS = [-1, 0, 1, 10, 100, 1_000, 10_000]  # margins
+
+
+@plot
+def final_loss_rows(axes: Axes, comparison: Comparison) -> None:
+    """Draw how far each recipe's final loss is above the reference's, in margins, in rows.
+
+    The axis is linear within one margin and logarithmic beyond, so that a loss that diverged and
+    one that is the same are in one figure.
+    """
+    verdicts = {name: result.loss for name, result in comparison.results.items()}
+    recipes = sorted(verdicts, key=lambda name: verdicts[name].difference)
+    margin = verdicts[recipes[0]].margin
+    axes.axvspan(-1, 1, color=GREY, alpha=0.15, linewidth=0, zorder=0)
+    axes.axvline(0, color="black", linewidth=0.8)
+    texts = []
+    for row, name in enumerate(recipes):
+        verdict = verdicts[name]
+        look = find_look(name)
+        seeds = [difference / margin for difference in verdict.difference_by_seed]
+        axes.plot(seeds, [row] * len(seeds), look.marker, color=look.colour)
+        digits = 4 if abs(verdict.difference) < 1 else 0
+        texts.append(f"{verdict.difference:+,.{digits}f}\n{verdict.word}")
+    axes.set_xscale("symlog", linthresh=1)
+    x_label = f"final loss − that of {full_name(comparison.reference)},\nin margins"
+    set_rows(axes, [*map(short_name, recipes)], x_label, texts)
+    axes.set_xlim(left=-2)
+    axes.set_xticks([tick for tick in TICKS if tick < axes.get_xlim()[1]])
+    write_note(
+        axes,
+        f"A mark a seed. Grey: within one margin ({margin:.3g} nats per token) two losses count "
+        "as the same. Beyond one margin the axis is logarithmic.",
+    )
+    same_names = [full_name(name) for name in recipes if verdicts[name].word == SAME]
+    write_headline(
+        axes, f"The same loss as {full_name(comparison.reference)}: {', '.join(same_names)}"
+    )
+
+
+def select_recipes(comparison: Comparison, max_margins: float = 5) -> Comparison:
+    """Leave out recipes whose final loss is more than a few margins from the reference's."""
+    near_results = {}
+    for name, result in comparison.results.items():
+        if abs(result.loss.difference) <= max_margins * result.loss.margin:
+            near_results[name] = result
+    return replace(comparison, results=near_results)

@@ -9,11 +9,8 @@
 #
 # Here a run switches by itself between two steps (section `phases` of its recipe).
 # Parameters and optimizer stay. A switch gives the same losses as a checkpoint that
-# the other recipe goes on from, bit for bit (`extensions/phases/tests`). The five recipes
+# the other recipe resumes from, bit for bit (`extensions/phases/tests`). The five recipes
 # start from the same weights and read the same batches.
-#
-# This notebook shows the newest such study under `runs/`, or the kept one. For another:
-# `RUNS=folder make lab`.
 
 # %%
 from analysis import newest, plots

@@ -4,7 +4,7 @@
 # A published benchmark of Llamas on B200 GPUs (D. Baisya, *Pre-Training Large Language Models with
 # FP8*, December 2025, section 9.5) found that it does not. FP8's loss fell by about 1 and stayed
 # there, bf16's went on, and on two and four GPUs both were equal. The text blames gradient noise.
-# There is a plainer candidate: the order of two calls.
+# There is a simpler explanation: the order of two calls.
 #
 # The benchmark asks torchao for float8 all-gather. The conversion to FP8 then puts each weight into
 # a *new* parameter. The conversion is left to Accelerate's `prepare(model, optimizer)`, so the
@@ -19,9 +19,6 @@
 # the same with the optimizer built before conversion; bf16 with those weights frozen that this
 # optimizer does not own. They tell whether FP8 learns, and whether the order of calls is enough to
 # stop it. They do not tell what happened in the benchmark's own runs.
-#
-# This notebook shows the newest such study under `runs/`, or the kept one. For another:
-# `RUNS=folder make lab`.
 
 # %%
 from analysis import newest, plots
@@ -45,8 +42,11 @@ tables.final_losses(comparison).round(4)
 # %%
 plots.loss(comparison)
 
+# %% [markdown]
+# The recipes that learn, by step:
+
 # %%
-plots.loss_difference(comparison)
+plots.loss_difference(tables.select_learning_recipes(comparison))
 
 # %% [markdown]
 # ## Who owns what

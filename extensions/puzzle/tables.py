@@ -1,5 +1,7 @@
 """Who owns which parameters, and whose loss follows which."""
 
+from dataclasses import replace
+
 import pandas as pd
 
 from analysis.comparison import BASELINE, Comparison
@@ -16,6 +18,16 @@ def ownership(comparison: Comparison) -> pd.DataFrame:
     name_lists = table.select_dtypes(object).columns
     table[name_lists] = table[name_lists].map(len)
     return table
+
+
+def select_learning_recipes(comparison: Comparison) -> Comparison:
+    """Leave out the recipes whose converted weights no optimizer steps: frozen, or orphans."""
+    table = ownership(comparison)
+    results = {}
+    for name, result in comparison.results.items():
+        if name in table.index and not table.loc[name, ["orphans", "frozen"]].any():
+            results[name] = result
+    return replace(comparison, results=results)
 
 
 def final_losses(comparison: Comparison) -> pd.DataFrame:

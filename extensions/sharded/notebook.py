@@ -13,9 +13,6 @@
 # for all of them (1.50). It also found fewer multiprocessors for NCCL useful (`NCCL_MAX_CTAS` 16 or
 # 8), without a figure. The study `allgather_ladder` has the same rungs as recipes, each one change
 # from the one before.
-#
-# This notebook shows the newest such study under `runs/`, or the kept one. For another:
-# `RUNS=folder make lab`.
 
 # %%
 from analysis import newest, plots

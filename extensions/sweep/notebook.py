@@ -45,8 +45,7 @@ tables.lengths()
 # %% [markdown]
 # ## The sweep, measured here
 #
-# The newest sweep under `runs/`, or the kept one. For another: `RUNS=folder make lab`. A
-# cell is a model, a length and a number of GPUs (or of CPU processes); in each cell the recipes
+# A cell is a model, a length and a number of GPUs (or of CPU processes); in each cell the recipes
 # start from the same weights and read the same batches. Efficiency is tokens/s on N over N times
 # tokens/s on one. Intervals take several seeds.
 #

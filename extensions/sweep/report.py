@@ -18,7 +18,7 @@ from analysis import report
 from analysis.answer import list_left_out
 from analysis.comparison import Comparison, compare
 from analysis.plots.bars import set_rows
-from analysis.plots.style import GREY, plot, short_name, write_headline
+from analysis.plots.style import GREY, plot, write_headline, write_note
 from analysis.report import render
 from analysis.speed import Ratio, compare_speeds
 from analysis.study import StudyError, read_study
@@ -28,23 +28,29 @@ from extensions.sweep.cells import PROCESSES, load_sweep
 
 QUESTION = "Where is FP8 faster than bf16, and by how much?"
 NOT_COMPARED = "not compared"
+CPU = "cpu"  # an answer
+ON_CPU = (
+    "These runs are from CPUs, which have no FP8 units: they show the method, not a GPU's gain."
+)
 HOW_TO_READ = (
     "tokens/s: of the FP8 recipe, all GPUs of a run added up. over bf16, loss: compared to the "
     "bf16 recipe of the same cell. efficiency: tokens/s over N times one GPU's. Intervals are of "
     "95 %, over seeds; one run has none. Cells of different GPUs or versions do not compare in "
-    "speed. cpu: processes share the cores, so no speed says how GPUs do. no reference: no "
-    "completed run of FP8, or of bf16."
+    "speed. cpu: a CPU has no FP8 units, and its processes share the cores, so there is no "
+    "efficiency. no reference: no completed run of FP8, or of bf16."
 )
 TABLE_COLUMNS = ["answer", "FP8 recipe", "tokens/s", "over bf16", "loss", "efficiency"]
-JSON_COLUMNS = ["mean", "low", "high", "notes"]
+JSON_COLUMNS = ["mean", "low", "high", "notes", "label"]
+AXIS_LABELS = {"model.flavor": "model {}", "training.seq_len": "{:,} tokens", PROCESSES: "{} GPU"}
+CPU_AXIS_LABELS = AXIS_LABELS | {PROCESSES: "{} process"}
 
 
 def read_cells(folder: Path) -> pd.DataFrame:
     """Read the cells of a sweep: a row a cell, indexed by the cell's folder.
 
     Columns are `TABLE_COLUMNS`, about the FP8 recipe that does best there; how many times as fast
-    as bf16 the recipe is, as numbers: `mean`, `low` and `high`; and `notes`: which runs are
-    missing, and why. Raises `InputError`.
+    as bf16 the recipe is, as numbers: `mean`, `low` and `high`; `notes`: which runs are missing,
+    and why; and `label`: the values of the axes. Raises `InputError`.
     """
     sweep = load_sweep(str(folder))
     rows = {}
@@ -54,16 +60,30 @@ def read_cells(folder: Path) -> pd.DataFrame:
         try:
             comparison = compare(read_study(folder / name))
         except StudyError as error:
-            rows[name] = {"answer": NOT_COMPARED, "notes": [str(error)]}
+            label = label_cell(cell, AXIS_LABELS)
+            rows[name] = {"answer": NOT_COMPARED, "notes": [str(error)], "label": label}
             continue
         comparisons[name] = comparison
         rows[name] = describe_best(comparison)
+        is_on_cpu = comparison.study.on_cpu
+        rows[name]["label"] = label_cell(cell, CPU_AXIS_LABELS if is_on_cpu else AXIS_LABELS)
         # An axis lists one process first
         one_process = comparisons.get(sweep.folder(cell | {PROCESSES: 1}), comparison)
-        if one_process is not comparison:
+        if one_process is not comparison and not is_on_cpu:
             rows[name]["efficiency"] = efficiency(comparison, one_process, cell[PROCESSES])
     columns = TABLE_COLUMNS + JSON_COLUMNS
     return pd.DataFrame([*rows.values()], [*rows], columns).rename_axis("cell")
+
+
+def label_cell(cell: dict[str, int | str], axis_labels: dict[str, str]) -> str:
+    """Write the values of a cell's axes for people, as `model cpu, 128 tokens, 2 processes`."""
+    labels = []
+    for key, value in cell.items():
+        label = axis_labels.get(key, key.rpartition(".")[2] + " {}").format(value)
+        if key == PROCESSES and value != 1:
+            label += "es" if label.endswith("s") else "s"
+        labels.append(label)
+    return ", ".join(labels)
 
 
 def describe_best(comparison: Comparison) -> dict:
@@ -97,7 +117,14 @@ def answer(cells: pd.DataFrame) -> str:
     if ratios.empty:
         return "No cell has a speed of FP8 and of bf16."
     span = f"{ratios.min():.2f} to {ratios.max():.2f}"
-    return f"FP8 has {span} times the tokens/s of bf16 in {len(ratios)} of {len(cells)} cells."
+    sentence = f"FP8 has {span} times the tokens/s of bf16 in {len(ratios)} of {len(cells)} cells."
+    return f"{sentence} {ON_CPU}" if are_on_cpu(cells) else sentence
+
+
+def are_on_cpu(cells: pd.DataFrame) -> bool:
+    """Tell if all cells with an answer ran on CPUs."""
+    answers = cells["answer"][cells["answer"] != NOT_COMPARED]
+    return len(answers) > 0 and bool((answers == CPU).all())
 
 
 def table(cells: pd.DataFrame) -> pd.DataFrame:
@@ -119,11 +146,17 @@ def speed_ups(axes: Axes, cells: pd.DataFrame) -> None:
     axes.hlines(rows, cells["low"], cells["high"])
     axes.plot(cells["mean"], rows, "o")
     axes.axvline(1, color=GREY)
-    words = table(cells)
-    right_labels = words["answer"] + "\nefficiency " + words["efficiency"]
-    row_labels = [short_name(cell) for cell in cells.index]
+    right_labels = []
+    for cell in cells.itertuples():
+        ratio = "" if pd.isna(cell.mean) else f"{cell.mean:.2f}"
+        efficiency_label = "" if pd.isna(cell.efficiency) else f"efficiency {cell.efficiency}"
+        lines = [ratio if cell.answer == CPU else cell.answer, efficiency_label]
+        right_labels.append("\n".join(filter(None, lines)))
+    if are_on_cpu(cells):
+        write_note(axes, ON_CPU)
+    row_labels = cells["label"].str.replace(", ", "\n", n=1)
     set_rows(axes, row_labels, "times the tokens/s of bf16", right_labels)
-    write_headline(axes, answer(cells))
+    write_headline(axes, answer(cells).partition(". ")[0])
 
 
 # ---- the command ----

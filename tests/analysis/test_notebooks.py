@@ -1,6 +1,7 @@
 """What is generated of the notebooks is current; and which runs they open."""
 
 import os
+import re
 import runpy
 from itertools import chain
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from nbclient import NotebookClient
 
 from analysis import newest
+from analysis.notebook_index import INDEX, NOTEBOOKS, describe_outputs, write_index
 from experiments.config import yaml_with_origins
 from models.errors import PYTHON
 from tests.analysis.planted import study
-from tools.notebooks import NOTEBOOKS
+from tools.lab import copy_notebooks
 
 OF_ANY_STUDY = ["four_way", "warmup_and_break_even"]
 ON_ANY_RUNS = [name for name, file in NOTEBOOKS.items() if "newest.find_runs(" in file.read_text()]
@@ -61,8 +63,42 @@ def test_notebook_executes_in_its_own_folder_and_its_text_is_current(name, execu
 def test_kept_notebook_shows_figures_or_tables_and_no_timestamps(name):
     outputs = chain.from_iterable(cell.get("outputs", []) for cell in kept(name).cells)
     shown = set(chain.from_iterable(out.get("data", {}) for out in outputs))
-    assert shown & {"image/png", "text/html"}
+    assert shown & {"image/png", "text/html", "text/markdown"}
     assert not any("execution" in cell.metadata for cell in kept(name).cells)
+
+
+@pytest.mark.parametrize("name", ON_ANY_RUNS)
+def test_a_notebook_says_whose_runs_its_outputs_show(name):
+    assert kept(name).cells[1].source == describe_outputs(NOTEBOOKS[name])
+
+
+def test_the_index_has_every_notebook():
+    (output,) = kept(INDEX).cells[1].outputs
+    rows, linked = [], set()
+    for row in output.data["text/markdown"].splitlines():
+        for link in re.findall(r"^\| \[.*?\]\(([^)]*)\)", row):
+            notebook = (NOTEBOOKS[INDEX].parent / link).resolve()
+            if not notebook.exists():  # of an extension whose folder is deleted
+                break
+            linked.add(notebook)
+        else:
+            rows.append(row)
+    assert rows == write_index().splitlines(), "stale: run `make notebooks`"
+    notebooks = {source.with_suffix(".ipynb") for source in NOTEBOOKS.values()}
+    assert linked == notebooks - {NOTEBOOKS[INDEX].with_suffix(".ipynb")}
+
+
+def test_a_reader_changes_copies_which_are_not_overwritten(tmp_path):
+    copy_notebooks(tmp_path)
+    copy = tmp_path / "analysis/notebooks/index.ipynb"
+    assert copy.read_text() == NOTEBOOKS[INDEX].with_suffix(".ipynb").read_text()
+    copy.write_text("a reader's")
+    copy_notebooks(tmp_path)
+    assert copy.read_text() == "a reader's"
+    os.utime(copy, (0, 0))  # the project's notebook is newer
+    copy_notebooks(tmp_path)
+    assert copy.with_suffix(".old.ipynb").read_text() == "a reader's"
+    assert copy.read_text() != "a reader's"
 
 
 @pytest.mark.parametrize("folder", ["study", "empty"])

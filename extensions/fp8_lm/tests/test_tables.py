@@ -24,3 +24,15 @@ def test_levels_count_what_is_sent_compared_to_bf16():
     study = read_study(RESULTS / "fp8_lm" / "cpu_2026-11-23_torch2.13.0")
     row = tables.levels(compare(study)).loc["fp8_lm", :"sent, to bf16"]
     assert row.tolist() == [12.591616, 5.3274, "-55%"]
+
+
+def test_a_figure_shows_the_losses_that_end_far_above():
+    study = read_study(RESULTS / "precision_decoupling" / "cpu_2026-11-22_torch2.13.0")
+    comparison = compare(study)
+    near = tables.select_recipes(comparison)
+    far = comparison.results.keys() - near.results.keys()
+    assert far == {"fp8_optimizer_fp8_master", "fp8_optimizer_fp8_second_moment"}
+    axes = tables.final_loss_rows(comparison).axes[0]
+    assert len(axes.get_yticks()) == len(comparison.results)
+    low, high = axes.get_xlim()
+    assert all(low < value < high for line in axes.lines[1:] for value in line.get_xdata())

@@ -52,3 +52,5 @@ def test_tables_of_the_kept_runs():
     assert (orphans, frozen) == ([28, 0, 0], [0, 0, 28])
     assert minus_bf16 == pytest.approx([1.623, 0.017, 1.623], abs=1e-3)
     assert minus_frozen == pytest.approx([0, -1.606, 0], abs=1e-3)
+    learning = tables.select_learning_recipes(comparison).results
+    assert learning.keys() == {"puzzle_fp8", OPTIMIZER_LAST}
