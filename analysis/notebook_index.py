@@ -67,7 +67,7 @@ def name_runs(source: Path) -> str:
     if only_kept:
         return "the runs in `results/`"
     if command:
-        return f"your newest sweep (`{PYTHON} -m {command}`)"
+        return f"your newest study (`{PYTHON} -m {command}`)"
     if study:
         return f"your newest study (`{PYTHON} -m experiments.study {study}`)"
     return "your newest study"

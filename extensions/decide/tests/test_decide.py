@@ -75,7 +75,7 @@ def test_the_readme_says_what_the_pairs_say():
 
 FIGURES = (
     "{pairs} pairs of {sources} sources. Predicted from the other sources, a pair is off by "
-    "{mean_error:.1%} in the mean, and {inside} of {pairs} lie in the range, which is "
+    "{mean_error:.1%} on average, and {inside} of {pairs} lie in the range, which is "
     "{half_width:.1%} up and down."
 )
 
