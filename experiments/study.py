@@ -3,12 +3,12 @@ then the answer.
 
     python -m experiments.study [NAME…] [--overlay O]… [--seeds 3] [--out DIR]
                                 [key.path=value …]
-    python -m experiments.study DIR [--seeds 5]    goes on with a study, skipping what is complete;
-                                                   with more seeds, if they are named
+    python -m experiments.study DIR [--seeds 5]    resumes a study: completed runs are skipped, and
+                                                   --seeds may add seeds
 
 NAME is a file of recipes/studies/ (four_way without one), or recipes to compare:
 `python -m experiments.recipe list`.
-`--seeds 3` is short for `--seeds 0,1,2`; seed 3 alone is `--seeds 3,`. A run that fails does not
+`--seeds 3` is short for `--seeds 0,1,2`; only seed 3 is `--seeds 3,`. A run that fails does not
 stop the others. Each run compiles anew, so that all first steps compare.
 
 Example: python -m experiments.study four_way --seeds 3 training.steps=200
@@ -165,7 +165,9 @@ def _make_command_line() -> CommandLine:
     parser.add_argument(
         "--dry-run", action="store_true", help="check recipes and data; list what would run"
     )
-    parser.add_argument("--verbose", action="store_true", help="print what the answer rests on too")
+    parser.add_argument(
+        "--verbose", action="store_true", help="print the other recipes and each run too"
+    )
     return parser
 
 
@@ -209,7 +211,7 @@ def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path | None]:
         study.overlays = args.overlay
     elif study.size == "auto":
         study.overlays = _choose_overlays(study)
-    study.size = None  # the overlays say it now
+    study.size = None  # the overlays are its choice
     if out is not None and (out / STUDY_FILE).exists():
         _join_started_study(study, out)
     return study, out
@@ -220,7 +222,7 @@ def _refuse_seed(overrides: list[str]) -> None:
     for override in overrides:
         seed = read_override(override).get("debug.seed")
         if seed:
-            raise InputError(f"debug.seed: a study sets it; say --seeds {seed.value},")
+            raise InputError(f"debug.seed: a study sets it; give --seeds {seed.value},")
 
 
 def _choose_overlays(study: StudyPlan) -> list[str]:
@@ -249,7 +251,7 @@ def _join_started_study(study: StudyPlan, out: Path) -> None:
         started_study.overlays = study.overlays
     if started_study != study:
         raise InputError(
-            f"{out} holds another study: choose another --out, or go on with that one, and more "
+            f"{out} holds another study: choose another --out, or resume that study, with more "
             f"--seeds if you like: {choose_command()} {quote(str(out))}"
         )
 
@@ -267,7 +269,7 @@ def load_study_plan(names: list[str]) -> StudyPlan:
         kind = f"recipe in {recipes.RECIPES.name}/, study, or folder with a {STUDY_FILE}"
         choices = study_files | recipe_files
     else:
-        kind = "recipe, and a study cannot be combined"
+        kind = "recipe, and a study cannot be combined with recipes"
         choices = recipe_files
     for name in names:
         if name not in choices:

@@ -2,7 +2,7 @@
 # launch/install.sh [VENV]: make the environment (default .venv) with everything in requirements.txt and
 #   requirements-tools.txt; where no package index can be reached, with what is there, if that is enough for a study.
 #   A Python that already has torch keeps it (images, clusters, clouds): the environment sees its packages. What
-#   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, but for torchao.
+#   NVIDIA's images pin (PIP_CONSTRAINT) is kept too, except torchao.
 #   Without a GPU, torch is that of constraints-cpu.txt, as PyTorch's own CPU wheel if its index answers within ten
 #   seconds; with a GPU it is the newest within constraints.txt. Where uv is installed, it replaces pip.
 #   A driver older than 580 gets a torch for CUDA 12. GPU=1 takes the GPU's torch where there is no GPU, as `sbatch` does,
@@ -17,7 +17,7 @@ case ${GPU-} in '' | 0 | 1) ;; *) echo "error: GPU=$GPU: 1 installs for a GPU, 0
 
 fits() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; }
 if [ -n "${PYTHON:-}" ]; then
-  fits "$PYTHON" || { echo "error: PYTHON=$PYTHON is no Python 3.11 or 3.12: name another one" >&2; exit 2; }
+  fits "$PYTHON" || { echo "error: PYTHON=$PYTHON is not Python 3.11 or 3.12: name another one" >&2; exit 2; }
 else
   for PYTHON in python3 python3.12 python3.11 ''; do fits "${PYTHON:-false}" && break; done
   [ -n "$PYTHON" ] || { echo "error: no Python 3.11 or 3.12 here: install one, or name it with PYTHON=..." >&2; exit 2; }

@@ -58,7 +58,7 @@ read -r gpus found <<<"${answer:-0 None}"
 gpu=${gpu:-${found/None/gpu}}
 at=${at:-${gpu}_$(date +%F)_torch$version}
 
-run() { # COMMAND…: say it, and run it
+run() { # COMMAND…: print it, and run it
   local code=0
   printf '%q ' "$python" -m "$@" && echo
   [ -n "$dry_run" ] || "$python" -m "$@" || code=$?
@@ -70,7 +70,7 @@ run() { # COMMAND…: say it, and run it
 }
 study() { run experiments.study "$@"; }
 
-echo "# into folders named $at; to go on with it: --at $at"
+echo "# into folders named $at; to resume: --at $at"
 for part in "${chosen[@]}"; do
   echo "# $part, GPUs: ${needed[$part]}"
   if [ -z "$dry_run" ] && [ "$gpus" -lt "${needed[$part]}" ]; then

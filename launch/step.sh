@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     sys.exit(f"{error}")
 except Exception:
-    sys.exit()  # it is no matter of packages, and the step itself shows it
+    sys.exit()  # packages are not the cause, and the step itself shows the error
 for name in "torch", "torchao", "torchtitan":
     if not getattr(find_spec(name), "origin", None):
         sys.exit(f"No files of {name}")'

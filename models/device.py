@@ -119,7 +119,7 @@ def _memory_stats(device) -> dict[str, int]:
 
 
 def _no_op(*device) -> None:
-    """Do what a CPU needs to have done."""
+    """Do nothing: a CPU needs none of these calls."""
 
 
 # The part of `torch.cuda` that torchtitan's Trainer calls.

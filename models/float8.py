@@ -35,7 +35,7 @@ Differences to torchtitan's converter:
 * Without a `recipe_name` there is no FP8, and the other keys are refused; in torchtitan that is FP8
   with one scale a tensor.
 * A name filter is exact (a shell pattern over the full module name) and must match something.
-* Converting no layer is an error, and so is a layer whose sizes are no multiples of 16.
+* Converting no layer is an error, and so is a layer whose sizes are not multiples of 16.
 * Linear layers of a class of their own stay in bf16.
 * FP8 all-gather goes with `recipe_name: tensorwise`.
 * A CPU without the matmul for a scaling emulates it; emulated FP8 may be compiled.

@@ -30,7 +30,7 @@ _MI355X = "AMD Instinct MI355X data sheet (amd.com)"
 # Rates that no datasheet has stay empty: other people's figures for them are not the maker's.
 _H20 = "NVIDIA publishes no datasheet of the H20"
 _GB10 = "The DGX Spark's datasheet has a sparse FP4 rate and no other"
-_RTX_PRO = "NVIDIA's datasheets of this edition have rates in FP32 and FP4 alone"
+_RTX_PRO = "NVIDIA's datasheets of this edition have rates only in FP32 and FP4"
 
 
 @dataclass(frozen=True)

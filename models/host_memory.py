@@ -45,7 +45,7 @@ def cgroup_limits() -> Iterator[int]:
         folder = hierarchy.folder / _group_path(hierarchy)
         for group in (folder, *folder.parents):
             for name in LIMIT_FILES[hierarchy.version]:
-                # A group without the controller has no file, and `max` is no limit
+                # A group without the controller has no file, and `max` means that there is no limit
                 with suppress(OSError, ValueError):
                     yield int((group / name).read_text())
             if group == hierarchy.folder:

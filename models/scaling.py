@@ -34,7 +34,7 @@ SCALINGS = {
 
 
 def find_unfit_layers(shapes: Mapping[str, Sequence[int]]) -> list[str]:
-    """Name the layers with a side of no multiple of 16: FP8 cannot multiply them.
+    """Name the layers with a side that 16 does not divide: FP8 cannot multiply them.
 
     `shapes`: (out_features, in_features) by module name.
     """

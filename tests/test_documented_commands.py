@@ -32,12 +32,12 @@ PLACEHOLDERS = {"NAME": "baseline", "RECIPE": "baseline", "O": "cpu", "$EDF": "l
 # Commands by how they begin or what is in them
 NOT_CHECKED = {
     ".venv/bin/python -m pip ": "another project's options, and the network",
-    ".venv/bin/python -m pytest ": "another project's options; its path is checked by running it",
-    ".venv/bin/python -m torch.": "PyTorch's own; docs/troubleshooting.md was written by running it",
+    ".venv/bin/python -m pytest ": "another project's options",
+    ".venv/bin/python -m torch.": "PyTorch's own command",
     " -m ipykernel ": "another project's, which JupyterHub needs",
-    "baseline_ema": "a recipe of docs/extensions.md; tests/config/test_extensions.py makes and runs it",
+    "baseline_ema": "tests/config/test_extensions.py makes and runs it",
     "--pty bash": "an interactive shell",
-    "timeout -s USR1": "a part of a command that stands whole beside it",
+    "timeout -s USR1": "a part of a command that the same page has whole",
     "PUBLISHED_LOGS=": "needs logs that are not part of this project",
 }
 OPTIONS_OF_PROGRAMS = {

@@ -1,4 +1,4 @@
-"""What FP8 goes with, as tests see it: compatibility.yaml of the core and of extensions."""
+"""List FP8 compatibility as tests check it: compatibility.yaml of the core and of extensions."""
 
 from typing import NamedTuple
 

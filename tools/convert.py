@@ -35,7 +35,7 @@ from models.errors import InputError
 
 TIMING, PROOF = "timing.json", "proof.json"
 ATTEMPT_FOLDER = "attempt{}"
-# Fields of layout 4 that say what another one says, or are of features that are gone
+# Fields of layout 4 that repeat another field, or belong to features that are gone
 DROPPED_FACTS = {"layout_version", "attempt", "float8", "study_budget_s"}
 DROPPED_OF_LINES = {"fp8_ranges"}
 DROPPED_OF_PROOF = {"fp8_share_of_matmul_flops"}
@@ -148,7 +148,7 @@ def merge_records(folder: Path, attempts: dict[int, list[Path]]) -> RunRecord:
         manifest = parse_json(content, str(path))
         unknown = manifest.keys() - RUN_FACTS - ATTEMPT_FACTS - DROPPED_FACTS
         if unknown:
-            raise RecordError(f"{path}: {min(unknown)}: is no field of layout 4")
+            raise RecordError(f"{path}: {min(unknown)}: is not a field of layout 4")
         timing, timing_content = find_record(places, TIMING)
         attempt = {key: manifest[key] for key in ATTEMPT_FACTS & manifest.keys()}
         attempt["number"] = number
@@ -185,7 +185,7 @@ def parse_json(content: bytes, place: str) -> dict:
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{place}: {error}") from error
     if not isinstance(values, dict):
-        raise RecordError(f"{place}: is no object of JSON")
+        raise RecordError(f"{place}: is not a JSON object")
     return values
 
 

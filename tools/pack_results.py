@@ -1,9 +1,10 @@
-"""Put the runs of a study into two files, to keep them in results/ (see analysis/packed.py).
+"""Put the runs of a study into two files, to keep them in results/ (read by analysis/runs.py).
 
     python -m tools.pack_results STUDY DIR
 
 STUDY is the folder of a study, which stays as it is; DIR is a new folder. DIR gets study.yaml,
-runs.jsonl and steps.parquet. What was expected and what came out stands in LOG.md beside it.
+runs.jsonl and steps.parquet. Write expectation and result into LOG.md beside
+DIR.
 
 Example: python -m tools.pack_results runs/four_way-20261122-101500 results/h100_2026-11-22
 

@@ -183,7 +183,7 @@ class Compile(titan.Compile):
 
     @property
     def compiles_model(self) -> bool:
-        """True if the blocks, or the whole model, are compiled; the loss alone does not count."""
+        """True if the blocks, or the whole model, are compiled; the loss does not count."""
         return self.enable and "model" in self.components
 
 
@@ -376,7 +376,7 @@ def find_contradictions(config: Config) -> list[tuple[str, str]]:
     if training.dataset_path and training.dataset != "parquet":
         add(
             "training.dataset_path",
-            "is read with training.dataset=parquet alone; set that, or leave the path out",
+            "is read only with training.dataset=parquet; set that, or leave the path out",
         )
     end_of_text = config.data.end_of_text
     if end_of_text not in (None, BPE_END_OF_TEXT) and not config.model.hf_assets_path:

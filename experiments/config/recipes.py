@@ -57,7 +57,7 @@ FOUR_RECIPES = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensor
 
 
 class Provenance(BaseModel):
-    """The section `resolved` of a resolved file: what the recipe was made of.
+    """The section `resolved` of a resolved file: the origin of the recipe.
 
     base.yaml has no `base`.
     """
@@ -278,7 +278,7 @@ def _read_overlay(name: str) -> Layer:
 
 
 def list_sizes() -> list[str]:
-    """List the overlays that say their memory, those that need most first. Raises `InputError`."""
+    """List the overlays with `memory_gib`, the largest first. Raises `InputError`."""
     memory_by_size = {}
     for name, file in yaml_files(OVERLAYS_FOLDER).items():
         head, _ = _read_with_ancestors(file, OVERLAYS_FOLDER, OverlayHead)
@@ -311,7 +311,7 @@ def require_same_recipe(folder: Path, recipe: Recipe) -> None:
     if file.exists() and load(str(file)).digest != recipe.digest:
         raise InputError(
             f"{folder} holds a run of another recipe: give the same name, overlays, seed and keys "
-            "to go on with it, or choose another --out"
+            "to resume it, or choose another --out"
         )
 
 

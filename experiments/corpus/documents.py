@@ -73,7 +73,7 @@ def open_corpus(config: Config) -> tuple[str, Documents]:
     if data_config.max_tokens is None:
         raise InputError(
             f"training.dataset={name!r} is none of {', '.join(STDLIB_DATASETS)}, parquet, so it is "
-            "streamed from Hugging Face: say with data.max_tokens how much of it to read"
+            "streamed from Hugging Face: set data.max_tokens to the number of tokens to read"
         )
     hub_arguments = (name, data_config.subset, data_config.split, data_config.text_column)
     digest = ":".join(["hub", *map(str, hub_arguments)])

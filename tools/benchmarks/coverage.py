@@ -1,4 +1,4 @@
-"""How often the analysis is wrong, and what it misses: studies with known truth by the hundred.
+"""Count how often the analysis is wrong, on hundreds of studies with a known truth.
 
     python -m tools.benchmarks.coverage [STUDIES]
 
