@@ -231,7 +231,7 @@ def test_a_link_does_not_lead_out_of_what_somebody_else_sent(usual, tmp_path, mo
     lstat = Path.lstat
     sender = os.stat_result([0, 0, 0, 0, os.geteuid() + 1, *[0] * 5])
     monkeypatch.setattr(Path, "lstat", lambda path: sender if path == link else lstat(path))
-    assert {run.recipe for run in read_study(usual).runs if run.record} == {FP8}
+    assert {run.recipe for run in read_study(usual).runs if run.length} == {FP8}
 
 
 def test_a_study_within_a_study_changes_no_plan(usual, tmp_path):
