@@ -141,8 +141,11 @@ def write_limits(comparison: Comparison, answer: str = "") -> list[str]:
     sentences = []
     for recipe, result in comparison.results.items():
         if recipe in comparison.fp8:
-            new_reasons = [reason for reason in result.reasons if reason not in answer]
-            sentences += [f"{recipe}: {limit}." for limit in new_reasons + result.remarks]
+            for reason in result.reasons:
+                if reason not in answer:
+                    sentences.append(f"{recipe}: {reason}.")
+            for remark in result.remarks:
+                sentences.append(f"{recipe}: {remark}.")
     return sentences + list_left_out(comparison)
 
 

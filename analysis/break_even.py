@@ -71,9 +71,9 @@ def find_break_even(runs: list[Run], reference_runs: list[Run], speed: SpeedUp) 
         or list_cache_states(runs) != list_cache_states(reference_runs)
     ):
         return BreakEven()
-    clocks = [run.clock.index for run in runs + reference_runs]
-    first_step = max(clock[0] for clock in clocks)
-    last_step = min(clock[-1] for clock in clocks)
+    all_runs = runs + reference_runs
+    first_step = max(run.clock.index[0] for run in all_runs)
+    last_step = min(run.clock.index[-1] for run in all_runs)
     steps = np.arange(first_step, last_step + 1)
     is_certain = (speed.ratio.is_clear or speed.runs == 1) and not speed.caveats
     if is_certain:

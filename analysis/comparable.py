@@ -303,8 +303,10 @@ def read_recipe_keys(recipe: str) -> dict[str, Any]:
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
     """Tell if a recipe is in FP8, by the records of its runs, else by its file."""
-    recorded = [run.facts[FLOAT8] for run in runs if FLOAT8 in run.facts]
-    return bool(recorded or read_recipe_keys(recipe).get(FLOAT8))
+    for run in runs:
+        if FLOAT8 in run.facts:
+            return True
+    return FLOAT8 in read_recipe_keys(recipe)
 
 
 # ---- rule 2 ----
@@ -336,9 +338,9 @@ def check_records(run: Run) -> Iterator[str]:
     resolved_scaling = run.facts.get(FLOAT8)
     keys = read_recipe_keys(run.recipe)
     file_scaling = keys.get(FLOAT8) if keys else resolved_scaling
-    scalings = [file_scaling, resolved_scaling, proof.recipe_name]
-    if len(set(scalings)) > 1:
-        names = ", ".join(scaling or "bf16" for scaling in scalings)
+    scaling_names = [file_scaling, resolved_scaling, proof.recipe_name]
+    if len(set(scaling_names)) > 1:
+        names = ", ".join(scaling or "bf16" for scaling in scaling_names)
         yield f"recipe, resolved recipe and proof do not name one scaling: {names}"
     promised = 0.0
     if run.facts.get(FILTER) in HEAD_FILTERS:

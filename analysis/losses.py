@@ -147,11 +147,11 @@ def compare_final_losses(
         recipes_judged: how many recipes are judged together: the interval is wider (Bonferroni).
     """
     differences = last_tenth(subtract_losses(runs, reference_runs))  # (steps, seeds)
-    if differences.empty:
-        common_seeds = {run.seed for run in runs} & {run.seed for run in reference_runs}
-        return LossVerdict(TOO_SHORT if common_seeds else TOO_FEW)
-    difference_by_seed = differences.mean()
     reference_losses = tabulate_by_seed(reference_runs)
+    if differences.empty:
+        has_pair = any(run.seed in reference_losses for run in runs)
+        return LossVerdict(TOO_SHORT if has_pair else TOO_FEW)
+    difference_by_seed = differences.mean()
     reference_by_seed = reference_losses.loc[differences.index, differences.columns].mean()
     margin = MARGIN_SHARE * reference_by_seed.mean()
     confidence = 1 - (1 - LOSS_CONFIDENCE) / recipes_judged

@@ -303,7 +303,11 @@ def find_ratios(runs: list[Run], reference_runs: list[Run], confidence: float) -
     estimates = np.exp(
         compare_means(runs, reference_runs, table, log_rate_table(reference_runs), confidence)
     )
-    return {method: Ratio(*estimates[:, column]) for column, method in enumerate(table)}
+    ratios = {}
+    for method, estimate in zip(table, estimates.T, strict=True):
+        mean, low, high = estimate
+        ratios[method] = Ratio(mean, low, high)
+    return ratios
 
 
 def compare_means(
@@ -551,11 +555,13 @@ def estimate_ratio_in_groups(
     Returns:
         None if groups do not differ by more than chance, or if the recipes have none in common.
     """
-    groups = [f"{UNKNOWN} too" if group == UNKNOWN else group for group in groups]
+    labels = []
+    for group in groups:
+        labels.append(f"{UNKNOWN} too" if group == UNKNOWN else group)
     log_rates = log_rate_table(runs + reference_runs)[MEAN_STEP].to_numpy()
     # A row for each run, a column for each effect: 1 where a run has it.
     in_recipe = np.repeat([1.0, 0.0], [len(runs), len(reference_runs)])
-    in_group = pd.get_dummies(groups + reference_groups, dtype=float).to_numpy()
+    in_group = pd.get_dummies(labels + reference_groups, dtype=float).to_numpy()
     simple_model = np.column_stack([in_recipe, np.ones_like(in_recipe)])
     group_model = np.column_stack([in_recipe, in_group])
     rank = np.linalg.matrix_rank(group_model)

@@ -84,6 +84,7 @@ class Study:
         self.recorded_by_recipe = {}
         self.completed_by_recipe = {}
         self.completed = []
+        self.on_cpu = False
         for run in self.runs:
             self.runs_by_recipe.setdefault(run.recipe, []).append(run)
             recorded_runs = self.recorded_by_recipe.setdefault(run.recipe, [])
@@ -92,8 +93,9 @@ class Study:
             if isinstance(run, Run) and run.completed:
                 self.completed_by_recipe.setdefault(run.recipe, []).append(run)
                 self.completed.append(run)
+                if run.record.last_attempt.hardware.type == "cpu":
+                    self.on_cpu = True
         self.recipes = [*self.runs_by_recipe]
-        self.on_cpu = any(run.record.last_attempt.hardware.type == "cpu" for run in self.completed)
 
 
 # ---- reading ----
@@ -300,14 +302,16 @@ def leave_out_other_trainings(
     usual_run = find_usual_run(trainings)
     usual_training = trainings[usual_run]
     remaining = []
-    odd_runs: dict[Run, str] = {}  # the key that differs
+    completed: Counter[str] = Counter()  # the remaining completed runs, by recipe
+    odd_runs: dict[Run, str] = {}  # and the key that differs
     for run in runs:
         key = first_difference(trainings[run], usual_training)
-        if key is None:
-            remaining.append(run)
-        else:
+        if key is not None:
             odd_runs[run] = key
-    completed = Counter(run.recipe for run in remaining if run.completed)
+            continue
+        remaining.append(run)
+        if run.completed:
+            completed[run.recipe] += 1
     gaps = find_gaps(remaining, unreadable_runs, file, odd_runs)
     paths_by_difference: dict[str, list[Path]] = {}
     for run, key in odd_runs.items():
@@ -347,8 +351,8 @@ def find_gaps(
     """
     present_runs = [*remaining, *unreadable_runs]
     present = {(run.recipe, run.seed) for run in present_runs}
-    seeds = {str(seed) for seed in file.seeds}
-    if not seeds:
+    seeds = {*map(str, file.seeds)}
+    if not file.seeds:
         seeds = {run.seed for run in present_runs}
     gaps = []
     for run in odd_runs:

@@ -26,6 +26,7 @@ from experiments.jobs.command import (
     exit_with,
     require_single_process,
 )
+from experiments.jobs.progress import mark_progress
 from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if not start_processes:
         require_single_process()
     elif not args.dry_run:
-        exit_code = start_processes(recipe, arguments, out, stop)
+        with mark_progress(out):
+            exit_code = start_processes(recipe, arguments, out, stop)
         if exit_code is not None:
             return exit_code
 
@@ -73,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     from experiments.training import attempt
 
     TIMELINE.mark("import")
-    return attempt.run(run_plan, findings, out, stop)
+    with mark_progress(out):
+        return attempt.run(run_plan, findings, out, stop)
 
 
 def _make_command_line() -> CommandLine:

@@ -57,8 +57,13 @@ def _parse_value(field: str, text: str) -> str | None:
 
 def _run_nvidia_smi(*arguments: str) -> str:
     """Return what nvidia-smi prints; nothing where it fails or is not installed."""
-    quiet = {"stderr": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace"}
     try:
-        return subprocess.check_output(["nvidia-smi", *arguments], timeout=TIMEOUT_S, **quiet)
+        return subprocess.check_output(
+            ["nvidia-smi", *arguments],
+            timeout=TIMEOUT_S,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -115,13 +115,15 @@ def finish_panel(axes: Axes, y_label: str, end_format: str) -> None:
     lines = sorted(line_by_label.values(), key=find_end, reverse=True)
     bottom, top = axes.get_ylim()
     labels = []
+    text_lines = 0
     for line in lines:
         end = find_end(line)
         label = f"{line.get_label()}\n{end_format.format(end)}"
         if not bottom <= end <= top:
             label += ", off the axis"
         labels.append(label)
-    set_height(axes, text_lines=sum(len(label.splitlines()) for label in labels))
+        text_lines += len(label.splitlines())
+    set_height(axes, text_lines)
     write_legend(axes, lines, labels)
 
 

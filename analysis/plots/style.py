@@ -91,7 +91,9 @@ class Plot(Figure):
         texts = []
         for axes in self.axes:
             texts.append(axes.get_title("left"))
-            texts += [text.get_text() for text in axes.texts if text.get_gid() == NOTE]
+            for text in axes.texts:
+                if text.get_gid() == NOTE:
+                    texts.append(text.get_text())
         sentences = [" ".join(text.split()).removesuffix(".") for text in texts]
         return ". ".join(filter(None, sentences)) + "."
 

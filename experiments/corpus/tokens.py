@@ -163,7 +163,7 @@ def _write_token_file(
 ) -> None:
     """Write the token file into another folder, then rename it: `folder` is whole or missing."""
     end_of_text = choose_end_of_text(tokenizer, config)
-    eos_id = tokenizer.token_to_id(end_of_text)
+    eos_id = tokenizer.get_vocab()[end_of_text]
     # printed: a command's log does not exist yet, and a large corpus takes minutes
     print(f"Preparing {folder}, whose documents end with {end_of_text}")
     # The tokenizer's threads end before this process forks. Without this variable, each later fork

@@ -152,7 +152,7 @@ class CommandLine(argparse.ArgumentParser):
 
 def _warn_of_repeated_keys(words: list[str]) -> None:
     """Warn of a key with two values in one command: the last value counts."""
-    value_by_key = {}
+    value_by_key: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
@@ -211,7 +211,7 @@ def configure_log(file: Path | None, line_filter: logging.Filter | None = None) 
     `line_filter` selects and corrects the lines. Raises OSError.
     """
     screen = logging.StreamHandler(sys.stdout)
-    handlers = [screen]
+    handlers: list[logging.Handler] = [screen]
     if file:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     else:

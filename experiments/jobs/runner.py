@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -76,7 +76,7 @@ class RunProcess:
     unreported_start: datetime | None = None
     attempt_number: int = 0  # of the process, once its beginning is on record
     gpus: list[str | None] = field(default_factory=list)
-    cache_folder: tempfile.TemporaryDirectory | None = None
+    folders: ExitStack = field(default_factory=ExitStack)  # deleted when the run has ended
 
     @property
     def step(self) -> int:
@@ -99,11 +99,11 @@ class RunProcess:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / RECIPE, self.recipe)
-            self.cache_folder = tempfile.TemporaryDirectory(
-                prefix="compile-cache-", ignore_cleanup_errors=True
+            cache_folder = self.folders.enter_context(
+                tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
             )
             for name in UNSET_CACHE_VARIABLES:
-                variables[name] = f"{self.cache_folder.name}/{name}"
+                variables[name] = f"{cache_folder}/{name}"
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 self.unreported_start = datetime.now(UTC)
                 self.process = subprocess.Popen(
@@ -128,11 +128,11 @@ class RunProcess:
         # A run without checkpoints begins again at step 0
         self.steps_before = min(self.steps_before, self.step)
         self._report_notes()
-        exit_code = self.process.poll()
+        exit_code = self.process.poll() if self.process else self.exit_code
         if exit_code is None:
             return False
         self.exit_code = exit_code
-        self.cache_folder.cleanup()
+        self.folders.close()
         if exit_code < 0 and self.is_stopping and -exit_code != signal.SIGKILL:
             ending = "stopped before its first step"  # it did not listen yet
         elif exit_code < 0:
@@ -201,7 +201,7 @@ def run_all(runs: list[RunProcess], stop: StopRequest) -> None:
 def _run_queue(runs: list[RunProcess], stop: StopRequest) -> None:
     """Start runs as GPUs become free, forward stop signals, and report progress and ends."""
     waiting = list(runs)
-    running = []
+    running: list[RunProcess] = []
     is_stopping = False
     kill_time = math.inf
     start_time = time.monotonic()
@@ -276,10 +276,9 @@ def list_visible_gpus() -> list[str | None]:
 
     n_gpus = torch.cuda.device_count()
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names: list[str | None] = [str(index) for index in range(n_gpus)]
     if visible_devices:
         names = [name.strip() for name in visible_devices.split(",")]
-    else:
-        names = [str(index) for index in range(n_gpus)]
     return names[:n_gpus] or [None]
 
 

@@ -17,16 +17,6 @@ from models import device
 from models.errors import InputError
 from models.flops import GIB, format_memory_need
 
-SIZES = (
-    "no_recompute",
-    "full_recompute",
-    "llama_3b",
-    "llama_1b",
-    "llama_1b_2048",
-    "llama_1b_1024",
-    "llama_1b_6_layers",
-)
-"""Overlays for GPUs, those that need most memory first."""
 ON_CPU = "cpu"
 """The overlay for machines without a GPU."""
 GAPS, MOST_GAPS = 0.10, 4.5 * GIB
@@ -108,7 +98,7 @@ def smaller_sizes(planned: Plan) -> Iterator[tuple[str, Plan]]:
 
     Keys of the command line count more than an overlay's.
     """
-    for overlay in SIZES if device.TYPE == "cuda" else (ON_CPU,):
+    for overlay in recipes.list_sizes() if device.TYPE == "cuda" else [ON_CPU]:
         try:
             smaller = plan(with_overlay(planned.recipe, overlay))
         except (InputError, OSError):  # keys contradict each other; a full disk
@@ -137,7 +127,7 @@ def choose_size(names: Sequence[str], overrides: Sequence[str] = ()) -> tuple[li
     memory = memories[tightest]
     gpu = f"GPU {tightest}" if len(memories) > 1 else device.name()
     here = f"{gpu} has {memory.free / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
-    for overlay in SIZES:
+    for overlay in recipes.list_sizes():
         plans = [plan(recipes.load(name, [overlay], overrides, is_compared=True)) for name in names]
         if all(has_room(planned, memory.free) for planned in plans):
             size = f"{plans[0].args.describe()} (overlay {overlay})"

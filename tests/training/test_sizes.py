@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import yaml
 
 from experiments.config import recipes
 from experiments.jobs.command import StopRequest
@@ -74,6 +75,17 @@ def test_a_size_is_chosen_only_where_the_allocators_gaps_fit_too(overlay, recipe
     gpu(gib)
     assert not sizes.has_room(planned, gib * GIB - 1)
     assert sizes.has_room(planned, (gib + 3) * GIB)
+
+
+@pytest.mark.parametrize("overlay", recipes.list_sizes())
+def test_an_overlay_says_the_memory_that_it_needs(overlay):
+    """So the sizes are in the order of their memory, and docs/on_a_gpu.md has their numbers."""
+    text = (recipes.OVERLAYS_FOLDER / f"{overlay}.yaml").read_text()
+    stated_gib = yaml.safe_load(text)["memory_gib"]
+    plans = [plan(recipes.load(name, [overlay])) for name in recipes.FOUR_RECIPES]
+    needed = max(planned.memory_needed for planned in plans)
+    assert stated_gib == round(needed / GIB, 1)
+    assert f"| {stated_gib} |" in (recipes.ROOT / "docs/on_a_gpu.md").read_text()
 
 
 # What is free on cards of 80, 48, 24, 16, 12 and 8 GB; the second 12 GB card has a screen.
