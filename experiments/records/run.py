@@ -83,6 +83,7 @@ class StudyFile(BaseModel):
     recipes: Annotated[list[str], Field(max_length=MOST_PLANNED)] = []
     seeds: Annotated[list[Seed], Field(max_length=MOST_PLANNED)] = []
     reference: str = "baseline"
+    clock_start: str = "the process"  # what the wall times of its runs count from
 
     @model_validator(mode="after")
     def _planned_runs(self) -> Self:
@@ -296,7 +297,7 @@ class RunRecord(Record):
     base: str | None
     overlays: list[str]
     description: str
-    seed: Count
+    seed: Count | None  # null where none was set: in a study of another program
     steps: Steps  # asked for
     compiled: bool  # the blocks, or the whole model; a compiled loss alone is no such run
     world_size: AtLeast1
