@@ -71,9 +71,9 @@ HARMLESS_KEYS = (
 # compares the runs with equal values.
 MACHINE_KEYS = ("hardware.cpu", "variables.OMP_NUM_THREADS")
 RECOMPUTATION = "activation_checkpoint.mode"
-ENVIRONMENT_FILE = "environment"
-OTHER_PACKAGES = "other_packages."
-FOLDER_STARTS = ("/", "./", "../", "~/")
+ENVIRONMENT_FILE = "environment"  # the file's name, which has a digest of its content
+OTHER_PACKAGES = "other_packages."  # that torch does not load
+PATH_STARTS = ("/", "./", "../", "~/")  # beginnings of values that are paths
 
 FLOAT8 = "quantize.linear.float8.recipe_name"  # the scaling; without this key a run is in bf16
 FILTER = "quantize.linear.float8.filter_fqns"
@@ -188,7 +188,7 @@ def is_compared(key: str, values: Counter[str], reference_values: Counter[str]) 
         return True
     has_shared_file = False
     for value, count in (values + reference_values).items():
-        if value != "none" and not value.startswith(FOLDER_STARTS):
+        if value != "none" and not value.startswith(PATH_STARTS):
             return True
         if is_file(value) and count > 1:
             has_shared_file = True

@@ -265,7 +265,7 @@ def find_far_runs(runs: list[Run], reference_runs: list[Run]) -> list[str]:
 
 
 def find_equal_losses(runs: list[Run], reference_runs: list[Run]) -> list[str]:
-    """Say if the losses of a pair are equal in more of the steps in FP8 than chance gives."""
+    """Say if the losses of a pair are equal, in steps in FP8, more often than chance gives."""
     differences = subtract_losses(runs, reference_runs)
     is_equal = differences.where(tabulate_by_seed(runs, "in_fp8")).eq(0)
     share = is_equal.mean().max()

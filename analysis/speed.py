@@ -408,10 +408,14 @@ def find_contradictions(
 
 
 def describe_contradictions(ratio: Ratio, unlike_ratios: dict[str, Ratio]) -> list[str]:
-    """Name the first of some ratios, by the way to find them, that contradict the promised one.
+    """Say which ratios contradict the promised ratio: the first ones, if there are several.
 
-    A larger lead than the promised one disappoints nobody. It still counts without a trend and by
-    valid tokens: these ways correct the promised ratio.
+    A larger lead in some steps or runs does not count, because nobody minds it. A larger lead
+    without the trend, or by valid tokens, counts: it is of all steps.
+
+    Args:
+        ratio: the promised ratio.
+        unlike_ratios: by the way to find them.
     """
     contradictions = []
     for method, unlike_ratio in unlike_ratios.items():

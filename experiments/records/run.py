@@ -13,7 +13,7 @@ directory. A study's folder has `study.yaml`, what the study was started with.
     checkpoint/         torchtitan's, where the recipe asks for it
 
 A directory only grows: an attempt adds itself to run.json and its lines to metrics.jsonl. A study
-that is kept in results/ has two files in place of its runs' directories, see analysis/packed.py.
+that is kept in results/ has two files in place of its runs' directories, see analysis/runs.py.
 
 Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is
 unknown: a fact may be newer than the run.
