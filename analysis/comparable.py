@@ -50,8 +50,15 @@ RUN_NAMES = (
     "variables.CUDA_VISIBLE_DEVICES",
     "variables.NCCL_COMM_ID",
 )
-# Not compared either: what follows from the recipe, which rule 2 checks; and what drivers round.
-DERIVED_KEYS = ("compiled", "fp8_matmul", "hardware.memory_bytes")
+# Not compared here: what follows from the recipe, which rule 2 checks; what drivers round; and what
+# runs begin with, which rule 4 compares.
+DERIVED_KEYS = (
+    "compiled",
+    "fp8_matmul",
+    "hardware.memory_bytes",
+    "first_weights",
+    "first_batch",
+)
 # A difference in these keys is a remark. If saving or logging costs time, the wall clock shows it.
 HARMLESS_KEYS = (
     "checkpoint.enable",
