@@ -291,8 +291,11 @@ def find_keys_of_files(recipe: str, reference: str) -> tuple[str, ...]:
     reference_keys = read_recipe_keys(reference)
     if not keys or not reference_keys:
         return ("quantize.",)
-    all_keys = keys | reference_keys
-    return tuple(key for key in all_keys if keys.get(key) != reference_keys.get(key))
+    differing_keys = []
+    for key in keys | reference_keys:
+        if keys.get(key) != reference_keys.get(key):
+            differing_keys.append(key)
+    return tuple(differing_keys)
 
 
 @cache
