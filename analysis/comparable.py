@@ -50,8 +50,15 @@ RUN_NAMES = (
     "variables.CUDA_VISIBLE_DEVICES",
     "variables.NCCL_COMM_ID",
 )
-# Not compared either: what follows from the recipe, which rule 2 checks; and what drivers round.
-DERIVED_KEYS = ("compiled", "fp8_matmul", "hardware.memory_bytes")
+# Not compared here: what follows from the recipe, which rule 2 checks; what drivers round; and what
+# runs begin with, which rule 4 compares.
+DERIVED_KEYS = (
+    "compiled",
+    "fp8_matmul",
+    "hardware.memory_bytes",
+    "first_weights",
+    "first_batch",
+)
 # A difference in these keys is a remark. If saving or logging costs time, the wall clock shows it.
 HARMLESS_KEYS = (
     "checkpoint.enable",
@@ -71,9 +78,9 @@ HARMLESS_KEYS = (
 # compares the runs with equal values.
 MACHINE_KEYS = ("hardware.cpu", "variables.OMP_NUM_THREADS")
 RECOMPUTATION = "activation_checkpoint.mode"
-ENVIRONMENT_FILE = "environment"
-OTHER_PACKAGES = "other_packages."
-FOLDER_STARTS = ("/", "./", "../", "~/")
+ENVIRONMENT_FILE = "environment"  # the file's name, which has a digest of its content
+OTHER_PACKAGES = "other_packages."  # that torch does not load
+PATH_STARTS = ("/", "./", "../", "~/")  # beginnings of values that are paths
 
 FLOAT8 = "quantize.linear.float8.recipe_name"  # the scaling; without this key a run is in bf16
 FILTER = "quantize.linear.float8.filter_fqns"
@@ -188,7 +195,7 @@ def is_compared(key: str, values: Counter[str], reference_values: Counter[str]) 
         return True
     has_shared_file = False
     for value, count in (values + reference_values).items():
-        if value != "none" and not value.startswith(FOLDER_STARTS):
+        if value != "none" and not value.startswith(PATH_STARTS):
             return True
         if is_file(value) and count > 1:
             has_shared_file = True
@@ -284,8 +291,11 @@ def find_keys_of_files(recipe: str, reference: str) -> tuple[str, ...]:
     reference_keys = read_recipe_keys(reference)
     if not keys or not reference_keys:
         return ("quantize.",)
-    all_keys = keys | reference_keys
-    return tuple(key for key in all_keys if keys.get(key) != reference_keys.get(key))
+    differing_keys = []
+    for key in keys | reference_keys:
+        if keys.get(key) != reference_keys.get(key):
+            differing_keys.append(key)
+    return tuple(differing_keys)
 
 
 @cache

@@ -10,7 +10,7 @@ from analysis.losses import (
     SAME,
     LossVerdict,
     check_batches,
-    check_first_losses,
+    check_beginnings,
     compare_final_losses,
     compare_lost_runs,
     describe_gap,
@@ -173,7 +173,7 @@ def compare_recipe(
 
     # Rules 4 to 6: is its loss the same, and did it lose no more runs?
     loss = compare_final_losses(runs, reference_runs, recipes_judged)
-    different_beginnings = check_first_losses(recorded_runs, recorded_reference_runs)
+    different_beginnings = check_beginnings(recorded_runs, recorded_reference_runs)
     different_batches = check_batches(runs, reference_runs)
     are_paired = not different_beginnings
     doubts = [*different_beginnings]

@@ -57,6 +57,10 @@ MAX_EQUAL_SHARE = 0.10
 MAX_MARGINS_ABOVE = 8  # (2 % of the loss)
 MAX_MARGINS_BELOW = 16
 
+# What digests are of, and the records on which they depend.
+DIGESTS = {"first_weights": "weights", "first_batch": "batch"}
+DIGESTED_ON = ("hardware.name", "hardware.cpu_instruction_sets", "training.dtype", "packages.torch")
+
 SAME = "the same"
 LOWER = "lower"
 HIGHER = "higher"
@@ -201,6 +205,41 @@ def has_learned(runs: list[Run], reference_runs: list[Run], margin: float) -> bo
 # ---- rule 4 ----
 
 
+def check_beginnings(runs: list[Run], reference_runs: list[Run]) -> list[str]:
+    """Say if runs of one seed do not begin with one model and batch, or runs of two seeds do.
+
+    Digests of weights and batch tell, if the records of all pairs have comparable digests.
+    Otherwise the first losses tell.
+    """
+    reference_by_seed = {run.seed: run for run in reference_runs if run.length}
+    pairs = []
+    for run in runs:
+        if run.length and run.seed in reference_by_seed:
+            pairs.append((run, reference_by_seed[run.seed]))
+    if not pairs or not all(have_comparable_digests(*pair) for pair in pairs):
+        return check_first_losses(runs, reference_runs)
+    beginnings = set()
+    for run, reference_run in pairs:
+        for key, words in DIGESTS.items():
+            if run.facts[key] != reference_run.facts[key]:
+                return [f"{run.name} and {reference_run.name} did not begin with the same {words}"]
+        beginnings.add((run.facts["first_weights"], run.facts["first_batch"]))
+    if len(beginnings) < len(pairs):
+        return ["two seeds begin with the same weights and batch, so they may be one run"]
+    return []
+
+
+def have_comparable_digests(run: Run, reference_run: Run) -> bool:
+    """Tell if two runs have digests of weights and batch, made by one kind of machine in one dtype.
+
+    Another kind of machine, with another instruction set, draws other weights from the same seed.
+    """
+    recorded_keys = run.facts.keys() & reference_run.facts.keys()
+    if not DIGESTS.keys() <= recorded_keys:
+        return False
+    return all(run.facts.get(key) == reference_run.facts.get(key) for key in DIGESTED_ON)
+
+
 def check_first_losses(runs: list[Run], reference_runs: list[Run]) -> list[str]:
     """Say if runs of one seed do not begin at one loss, or runs of two seeds do.
 
@@ -265,7 +304,7 @@ def find_far_runs(runs: list[Run], reference_runs: list[Run]) -> list[str]:
 
 
 def find_equal_losses(runs: list[Run], reference_runs: list[Run]) -> list[str]:
-    """Say if the losses of a pair are equal in more of the steps in FP8 than chance gives."""
+    """Say if the losses of a pair are equal, in steps in FP8, more often than chance gives."""
     differences = subtract_losses(runs, reference_runs)
     is_equal = differences.where(tabulate_by_seed(runs, "in_fp8")).eq(0)
     share = is_equal.mean().max()

@@ -408,10 +408,14 @@ def find_contradictions(
 
 
 def describe_contradictions(ratio: Ratio, unlike_ratios: dict[str, Ratio]) -> list[str]:
-    """Name the first of some ratios, by the way to find them, that contradict the promised one.
+    """Say which ratios contradict the promised ratio: the first ones, if there are several.
 
-    A larger lead than the promised one disappoints nobody. It still counts without a trend and by
-    valid tokens: these ways correct the promised ratio.
+    A larger lead in some steps or runs does not count, because nobody minds it. A larger lead
+    without the trend, or by valid tokens, counts: it is of all steps.
+
+    Args:
+        ratio: the promised ratio.
+        unlike_ratios: by the way to find them.
     """
     contradictions = []
     for method, unlike_ratio in unlike_ratios.items():
@@ -453,15 +457,15 @@ def describe_longest_step(runs: list[Run]) -> str:
 def find_unlike_ratios(
     ratios: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
 ) -> dict[str, Ratio]:
-    """Find the ways to count whose ratio is unlike the mean steady step's.
+    """Find the ratios that are unlike the ratio by the mean steady step.
 
-    A ratio is unlike it in one of three cases. A t-test shows that they differ by more than chance.
-    Or the mean steady step's is clear and this one is not. Or all runs of one recipe deviate more
-    than all runs of the other: this shows bursts, which vary too much for a t-test. Fifths are only
-    tested by the first case, because they vary by chance.
+    There are three cases. A t-test shows that a ratio differs by more than chance. Or the ratio by
+    the mean steady step is clear, and another ratio is not. Or the rates of all runs of one recipe
+    deviate further than those of all runs of the other: so do bursts, which vary too much for a
+    t-test. For fifths only the first case counts, because fifths vary by chance.
 
     Returns:
-        The ratios, by the way to count and what explains it.
+        The ratios, by the way to count. The quickest steps also have an explanation.
     """
     table = log_rate_table(runs)
     reference_table = log_rate_table(reference_runs)

@@ -61,9 +61,10 @@ class Study:
         file: what the study was started with.
         problems: sentences on records that could not be read, and on runs that were left out.
         clock_start: what wall times count from.
+        recipes: in the order of the study.
         runs_by_recipe: all runs.
-        recorded_by_recipe: the runs with records; empty lists for recipes without.
-        completed_by_recipe: the completed runs; only of recipes that have some.
+        recorded_by_recipe: the runs with records. A recipe without such runs has an empty list.
+        completed_by_recipe: the completed runs. A recipe without such runs is missing.
         completed: the completed runs of all recipes.
         on_cpu: whether a completed run was made on a CPU.
     """
@@ -289,7 +290,8 @@ def leave_out_other_trainings(
 ) -> tuple[list[Run], list[str]]:
     """Leave out the runs that differ from most runs in what is trained, or in a learning rate.
 
-    A run that leaves a gap in the study is not left out: it stays, and ends as `OTHER_TRAINING`.
+    A run that would leave a gap in the study stays, but its ending becomes `OTHER_TRAINING`: it
+    does not count as completed.
 
     Returns:
         The other runs, and a sentence on the runs of each other training.
@@ -345,7 +347,7 @@ def find_gaps(
     file: StudyFile,
     odd_runs: Iterable[Run],
 ) -> list[Run]:
-    """List the odd runs that leave a gap in the study: no other run has their recipe and seed.
+    """List the odd runs that would leave a gap in the study: no other run has the recipe and seed.
 
     Without a plan a study has all recipes, and the seeds of the remaining runs.
     """

@@ -62,21 +62,21 @@ def main(argv: list[str] | None = None) -> int:
 
     TIMELINE.mark("import")
     run_plan = plan(recipe)
-    findings = [("model", run_plan.description), *check_here(run_plan)]
+    results = [("model", run_plan.description), *check_here(run_plan)]
     TIMELINE.mark("setup")
     run_plan, data_description = open_data(run_plan)
-    findings.append(("data", data_description))
+    results.append(("data", data_description))
     TIMELINE.mark("data")
     if args.dry_run:
-        for topic, finding in findings:
-            print(f"{topic:<8} {finding}")
+        for topic, sentence in results:
+            print(f"{topic:<8} {sentence}")
         return EXIT_COMPLETED
 
-    from experiments.training import attempt
+    from experiments.training.attempt import make_attempt
 
     TIMELINE.mark("import")
     with mark_progress(out):
-        return attempt.run(run_plan, findings, out, stop)
+        return make_attempt(run_plan, results, out, stop)
 
 
 def _make_command_line() -> CommandLine:

@@ -51,9 +51,9 @@ from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
 from experiments.records.files import (
     check_folder,
     check_mark,
-    dated_folder,
     lock_folder,
     make_dated_folder,
+    name_dated_folder,
     write_whole,
 )
 from experiments.records.run import (
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     study, out = _resolve_study(args)
     plans = _prepare_plans(study, args.dry_run)
     if out is None and args.dry_run:
-        out = dated_folder(_list_names(args)[0])
+        out = name_dated_folder(_list_names(args)[0])
     elif out is None:
         out = make_dated_folder(_list_names(args)[0])
     runs = _list_incomplete_runs(study, plans, out)
@@ -245,7 +245,8 @@ def _join_started_study(study: StudyPlan, out: Path) -> None:
     study.seeds = [*dict.fromkeys(started_study.seeds + study.seeds)]
     started_study.seeds = study.seeds
     if started_study.size == "auto":  # a file that somebody wrote: no run has started
-        started_study.size, started_study.overlays = None, study.overlays
+        started_study.size = None
+        started_study.overlays = study.overlays
     if started_study != study:
         raise InputError(
             f"{out} holds another study: choose another --out, or go on with that one, and more "

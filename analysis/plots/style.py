@@ -78,7 +78,7 @@ class NoData(Exception):
 
 
 class Plot(Figure):
-    """A figure shown by notebooks as it is, with the same bytes each time."""
+    """A figure that a notebook shows as it is."""
 
     @property
     def is_empty(self) -> bool:
@@ -91,11 +91,15 @@ class Plot(Figure):
         texts = []
         for axes in self.axes:
             texts.append(axes.get_title("left"))
-            for text in axes.texts:
-                if text.get_gid() == NOTE:
-                    texts.append(text.get_text())
-        sentences = [" ".join(text.split()).removesuffix(".") for text in texts]
-        return ". ".join(filter(None, sentences)) + "."
+            for note in axes.texts:
+                if note.get_gid() == NOTE:
+                    texts.append(note.get_text())
+        sentences = []
+        for text in texts:
+            words = text.split()  # without line breaks
+            if words:
+                sentences.append(" ".join(words).removesuffix("."))
+        return ". ".join(sentences) + "."
 
     def _repr_png_(self) -> tuple[bytes, dict]:
         """Show the figure in a notebook, 100 pixels wide for each inch."""

@@ -43,7 +43,7 @@ from experiments.corpus.tokenizer import (
     list_special_tokens,
     load_tokenizer,
 )
-from experiments.records.files import DiskFull, full_disk, lock_file
+from experiments.records.files import DiskFull, describe_full_disk, lock_file
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def _write_token_file(
         (partial_folder / CHECKSUM_FILE).write_text(_compute_checksum(partial_folder))
         _replace_folder(folder, partial_folder)
     except Exception as error:  # the tokenizer's save raises no OSError
-        sentence = full_disk(error, [partial_folder])
+        sentence = describe_full_disk(error, [partial_folder])
         if sentence:
             raise DiskFull(sentence) from error
         raise

@@ -40,10 +40,7 @@ from experiments.records.run import (
     last_step,
 )
 
-CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-# Variables that the user has not set. They are looked up before torch is imported, because torch
-# sets one of them.
-UNSET_CACHE_VARIABLES = CACHE_VARIABLES - os.environ.keys()
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 RUN_MODULE = "experiments.run"
 PROGRESS_INTERVAL_S = 10
 LOG_PREFIX = r"^[\d-]+ [\d:]+ [A-Z]+ "  # time and level of a line: see `configure_log`
@@ -102,7 +99,7 @@ class RunProcess:
             cache_folder = self.folders.enter_context(
                 tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
             )
-            for name in UNSET_CACHE_VARIABLES:
+            for name in list_unset_cache_variables():
                 variables[name] = f"{cache_folder}/{name}"
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 self.unreported_start = datetime.now(UTC)
@@ -255,14 +252,27 @@ def _send_signal(runs: list[RunProcess], number: signal.Signals) -> None:
 # ---- folders and GPUs ----
 
 
+def list_unset_cache_variables() -> list[str]:
+    """List the variables of compile caches that the user has not set.
+
+    torch sets one of them while it is imported, to a folder that all runs would share.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    unset_values: list[str | None] = [None]
+    with suppress(KeyError, OSError):  # the user has no name, as in some containers
+        unset_values.append(default_cache_dir())
+    return [name for name in CACHE_VARIABLES if os.environ.get(name) in unset_values]
+
+
 def list_compile_folders() -> list[str]:
     """List the folders for the compiled kernels of runs.
 
-    The folder of temporary files stands for each variable that the user has not set.
+    The folder of temporary files stands for the variables that the user has not set.
     """
-    set_variables = (CACHE_VARIABLES - UNSET_CACHE_VARIABLES) & os.environ.keys()
-    folders = [os.environ[name] for name in set_variables]
-    if UNSET_CACHE_VARIABLES:
+    unset_variables = list_unset_cache_variables()
+    folders = [os.environ[name] for name in CACHE_VARIABLES if name not in unset_variables]
+    if unset_variables:
         folders.append(tempfile.gettempdir())
     return folders
 
