@@ -2,8 +2,8 @@
 
     python -m extensions.published.convert FOLDER DIR
 
-FOLDER is a copy of `output/data` of github.com/mak2508/lsai-proj (course project "FP8 Training", ETH
-Zurich, May 2025); DIR is a new folder. A log has a line at step 1 and then every five steps:
+FOLDER is a copy of `output/data` of github.com/mak2508/lsai-proj (course project "FP8 Training",
+ETH Zurich, May 2025); DIR is a new folder. A log has a line at step 1 and then every five steps:
 `time_delta` is the seconds since the previous line, `loss` the last step's,
 `training_tokens_percentage` the share of tokens that are not padding. The logged MFU is not taken
 over: under torch.compile it counts the input embedding as if it were multiplied.
@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.runs import COLUMNS, PACKED_STEPS, PackedRun
+from experiments.config.recipes import ROOT
 from experiments.config.yaml_with_origins import dump_yaml
 from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from experiments.records.files import write_whole
@@ -44,6 +45,7 @@ RECIPES = {
     "fp8-rowwise-compile": "rowwise_fp8_compiled",
     "fp8-tensorwise-compile": "tensorwise_fp8_compiled",
 }
+RUNS = ROOT / "results" / "gh200_2025-05_published"
 FLAVOR = "8B-published"
 SEQ_LEN = 4096
 UNKNOWN = "unknown"
@@ -77,13 +79,15 @@ def convert_logs(logs: Path, folder: Path) -> list[str]:
     for recipe in recipes:
         lines = read_log(path_by_recipe[recipe])
         packed_run = PackedRun(
-            folder=recipe, record=make_record(recipe, lines), recipe="", environments={}
+            folder=recipe, record=make_record(recipe, lines), recipe="{}", environments={}
         )
         records.append(packed_run.model_dump_json() + "\n")
         table = tabulate_steps(lines)
         table.insert(0, "run", recipe)
         tables.append(table)
-    study = StudyFile(recipes=recipes, reference="baseline", clock_start="training, not with the process")
+    study = StudyFile(
+        recipes=recipes, reference="baseline", clock_start="training, not with the process"
+    )
     folder.mkdir(parents=True)
     write_whole(folder / PACKED_RUNS, "".join(records))
     write_whole(folder / STUDY_FILE, dump_yaml(study.model_dump()))
