@@ -69,7 +69,7 @@ from experiments.records.run import (
 from models.errors import PYTHON, InputError
 
 if TYPE_CHECKING:
-    from experiments.training.plan import Plan
+    from experiments.training.plan import OpenedPlan
 
 DEFAULT_STUDY = "four_way"
 STUDY_COMMAND = f"{PYTHON} -m experiments.study"
@@ -312,15 +312,14 @@ def read_study_plan(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> Stud
 # ---- plan ----
 
 
-def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "Plan"]:
+def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "OpenedPlan"]:
     """Plan the runs of each recipe, check this machine, and write missing token files.
 
     No run's time includes the writing of a token file. A dry run on a machine without a GPU does
     not check the machine: another one may train.
     """
-    from experiments.corpus.rows import open_data
     from experiments.training.machine import check_driver, check_units
-    from experiments.training.plan import plan
+    from experiments.training.plan import open_data, plan
     from models import device
 
     loaded = recipes.load_recipes(study.recipes, study.overlays, study.overrides)
@@ -344,7 +343,7 @@ def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "Plan"]:
 
 
 def _list_incomplete_runs(
-    study: StudyPlan, plans: dict[str, "Plan"], out: Path
+    study: StudyPlan, plans: dict[str, "OpenedPlan"], out: Path
 ) -> list[RunProcess]:
     """List the runs that are not complete; print their number and the folders of complete runs.
 

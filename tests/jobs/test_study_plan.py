@@ -11,9 +11,9 @@ import torch
 from analysis import report
 from experiments import run, study
 from experiments.config import recipes
-from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
 from experiments.records.run import RECIPE
+from experiments.training import plan
 from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
@@ -146,7 +146,7 @@ def gpu(monkeypatch):
 def test_a_gpu_without_fp8_is_refused_before_anything_is_written(
     more, fails, gpu, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(rows, "open_data", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(plan, "open_data", Mock(side_effect=AssertionError))
     command = ["tensorwise_fp8_compiled", "--overlay", "no_recompute", "--out", tmp_path / "out"]
     assert "has no FP8 units" in fails(study.main, *command, *more)
     assert not (tmp_path / "out").exists()
