@@ -502,7 +502,6 @@ class TrueLines(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Correct a line; return whether anything of it is left."""
-        line = record.getMessage()
-        record.msg = self.untrue.sub("", line)
+        record.msg = self.untrue.sub("", record.getMessage())
         record.args = None
-        return bool(record.msg) or not line
+        return bool(record.msg)

@@ -17,6 +17,7 @@ import io
 import os
 import pickle
 import shutil
+import warnings
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -144,7 +145,9 @@ def _read_identity(checkpoint: Path) -> str:
     """Read the identity of a whole checkpoint's run, from the trainer's `state_dict`."""
     state = {"train_state": {"identity": ""}}
     try:
-        load_plain(state, checkpoint)
+        with warnings.catch_warnings():  # one that there is a single process, as is so here
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load_plain(state, checkpoint)
     except CheckpointException:  # it has no identity
         return "none of a run"
     return state["train_state"]["identity"]

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -121,9 +121,23 @@ class Meter:
         self.total_retries = total_retries
 
     def record_interval(
-        self, step: int, grad_norm: float, lr: float, fp8_flops_per_token: float
+        self,
+        step: int,
+        grad_norm: float,
+        lr: float,
+        fp8_flops_per_token: float,
+        sections: Mapping[str, Mapping[str, float]],
     ) -> LogInterval:
-        """Record the interval up to `step`, and begin the next."""
+        """Record the interval up to `step`, and begin the next.
+
+        Args:
+            sections: numbers of extensions, by extension and name.
+        """
+        extension_sections: dict[str, dict[str, float | None]] = {}
+        for extension, section in sections.items():
+            extension_sections[extension] = {
+                key: _replace_infinite(value) for key, value in section.items()
+            }
         losses = self.all_reduce(torch.stack(self.losses))
         step_s = self.stopwatch.read()
         memory = self.processor.device_memory_monitor.get_peak_stats()
@@ -149,6 +163,7 @@ class Meter:
             mfu_bf16_peak=mfus.bf16_peak,
             mfu_fp8_peak=mfus.fp8_peak,
             mfu_mixed_peak=mfus.mixed_peak,
+            **extension_sections,
         )
         if self.directory:
             interval.append_to(self.directory.path / METRICS)

@@ -66,7 +66,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
     world_size = replicas * shards
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
     memory_by_use = estimate_recipe_memory(config, args, shards, passes)
-    for estimate in recipe.find_hooks("memory_by_use"):
+    for estimate in recipe.find_hooks("memory_by_use").values():
         memory_by_use |= estimate(config, args, shards)
     flops_per_token = args.flops_per_token(training.seq_len)
     gflops = f"{flops_per_token / 1e9:.4g} GFLOP per token"
@@ -82,7 +82,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
         memory_needed=sum(memory_by_use.values()),
         description=f"{args.describe()}, {gflops}, {_describe_precision(config, fp8)}",
     )
-    for check in recipe.find_hooks("check"):
+    for check in recipe.find_hooks("check").values():
         check(run_plan)
     return run_plan
 

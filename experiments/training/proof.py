@@ -108,7 +108,7 @@ class ProofCollector:
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
         """Profile `step`, run inside; check its matmuls and graphs."""
-        check_hooks = self.plan.recipe.find_hooks("check_profile")
+        check_hooks = self.plan.recipe.find_hooks("check_profile").values()
         activities: list[ProfilerActivity] | None = [ProfilerActivity.CPU]
         if check_hooks:
             activities = None  # the work of a GPU too

@@ -114,6 +114,11 @@ class Trainer(titan.Trainer):
         self._unsaved_reason = ""  # why there is no checkpoint of the last step
         TIMELINE.mark("optimizer")
 
+    @property
+    def interval_steps(self) -> range:
+        """The steps of the log interval so far."""
+        return range(self.step - len(self.meter.losses) + 1, self.step + 1)
+
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
     def _make_train_spec(self, _) -> TrainSpec:
@@ -193,7 +198,7 @@ class Trainer(titan.Trainer):
         config = self.job_config
         is_first = self.step == self.first_step
         is_last = self.step == config.training.steps
-        for prepare in self.plan.recipe.find_hooks("before_step"):
+        for prepare in self.plan.recipe.find_hooks("before_step").values():
             prepare(self, self.step)
         is_profiled = self.step == self.profiled_step
 
@@ -313,7 +318,10 @@ class Trainer(titan.Trainer):
         """Record a log interval, and log torchtitan's curves. Raises `Diverged`."""
         fp8 = self.proof.fp8
         fp8_flops_per_token = 0 if fp8.emulated else fp8.flops_per_token
-        interval = self.meter.record_interval(self.step, grad_norm, lr, fp8_flops_per_token)
+        sections = self._measure_extensions()
+        interval = self.meter.record_interval(
+            self.step, grad_norm, lr, fp8_flops_per_token, sections
+        )
         self._n_short_steps += len(set(interval.allocator_retries) - set(interval.not_steady))
         finite_losses = [loss for loss in interval.losses if loss is not None]
         if len(finite_losses) < len(interval.losses):
@@ -326,7 +334,19 @@ class Trainer(titan.Trainer):
             )
         largest_loss = float(self.all_reduce(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
+        for extension, section in sections.items():
+            for key, value in section.items():
+                curves[f"{extension}/{key}"] = value
         self.metrics_processor.log(self.step, finite_losses[-1], largest_loss, grad_norm, curves)
+
+    def _measure_extensions(self) -> dict[str, dict[str, float]]:
+        """Ask the extensions for their numbers of the log interval, by extension and name."""
+        sections = {}
+        for extension, measure in self.plan.recipe.find_hooks("metrics").items():
+            values = measure(self)
+            if values:
+                sections[extension] = values
+        return sections
 
     def _list_infinite_gradients(self) -> list[str]:
         """Name the parameters whose gradient is not finite.
@@ -353,7 +373,7 @@ class Trainer(titan.Trainer):
             )
         if self._unsaved_reason:
             notes.append(self._unsaved_reason)
-        for write_notes in self.plan.recipe.find_hooks("notes"):
+        for write_notes in self.plan.recipe.find_hooks("notes").values():
             notes += write_notes(self)
         return notes
 

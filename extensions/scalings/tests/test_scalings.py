@@ -11,7 +11,7 @@ from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
 from extensions.scalings import SCALINGS, Section, convert, signal_to_noise
-from extensions.scalings.layer import end_step, round_blocks, scaled_linear
+from extensions.scalings.layer import end_step, measure_saturation, round_blocks, scaled_linear
 from tests.models import layers
 from tests.models.layers import operands, results
 from tests.runs import SMALLEST, TINY, kill, losses_of
@@ -116,6 +116,19 @@ def test_delayed_scales_are_those_of_all_processes():
     model[0].largest_values[:, 0] = torch.tensor([1.0, 5, 3])
     end_step(model, lambda values, operation: torch.maximum(values, torch.full_like(values, 2)))
     assert model[0].largest_values[:, 1].tolist() == [2, 5, 3]
+
+
+def test_operands_beyond_the_earlier_steps_are_counted():
+    """Two of three, in the second step; the first step has its own scale."""
+    model = layer("delayed", history=2)
+    tracked = {"all_reduce": lambda values, operation: values}
+    model[0].largest_values[:, 0] = torch.tensor([1.0, 5, 3])
+    assert measure_saturation(model, **tracked) == {"saturated_share_of_operands": 0}
+    end_step(model, **tracked)
+    model[0].largest_values[:, 0] = torch.tensor([2.0, 5, 4])
+    [share] = measure_saturation(model, **tracked).values()
+    assert share == pytest.approx(2 / 3)
+    assert measure_saturation(layer("blockwise"), **tracked) == {}
 
 
 def test_delayed_scales_resume_from_a_checkpoint(run_here, tmp_path):
