@@ -46,8 +46,21 @@ from experiments.jobs.command import (
     parse_seeds,
     require_single_process,
 )
+from experiments.jobs.durations import (
+    Duration,
+    RunSize,
+    Workload,
+    describe_estimate,
+    find_earlier_duration,
+    list_study_folders,
+)
 from experiments.jobs.progress import is_slurm_job, mark_progress
-from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
+from experiments.jobs.runner import (
+    RunProcess,
+    count_parallel_runs,
+    list_compile_folders,
+    run_all,
+)
 from experiments.records.files import (
     check_folder,
     check_mark,
@@ -75,6 +88,8 @@ DEFAULT_STUDY = "four_way"
 STUDY_COMMAND = f"{PYTHON} -m experiments.study"
 SLURM_COMMAND = "sbatch launch/alps_fp8.sbatch"
 SEEDS_FOR_VERDICT = 3
+FP8_STEP_FACTOR_ON_CPU = 3.0
+"""A first guess: the kept runs of CPUs took 2 to 6 times the step time of bf16 in FP8."""
 
 
 class StudyPlan(BaseModel):
@@ -121,6 +136,10 @@ def main(argv: list[str] | None = None) -> int:
     elif out is None:
         out = make_dated_folder(_list_names(args)[0])
     runs = _list_incomplete_runs(study, plans, out)
+    earlier = _find_earlier_durations(plans, out)
+    if runs:
+        progresses = [run.read_progress() for run in runs]
+        print(f"Time: {describe_estimate(progresses, earlier, count_parallel_runs(runs))}")
     if args.dry_run:
         for run in runs:
             print(
@@ -130,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     with lock_folder(out, "study"):
         write_whole(out / STUDY_FILE, study.to_yaml())
         with mark_progress(out):
-            run_all(runs, stop)
+            run_all(runs, stop, earlier)
         failure_codes = {run.exit_code for run in runs} - {EXIT_COMPLETED}
         report_code = EXIT_COMPLETED
         if not (failure_codes and stop.exit_code):
@@ -363,6 +382,7 @@ def _list_incomplete_runs(
             directory=folder,
             recipe=recipes.to_yaml(recipe),
             steps=plan.config.training.steps,
+            workload=_describe_workload(plan),
             world_size=plan.world_size,
             description=plan.description,
             steps_before=last_step(folder),
@@ -370,6 +390,40 @@ def _list_incomplete_runs(
         runs.append(run)
     print(f"Runs to make: {len(runs)}, into {out}")
     return runs
+
+
+def _describe_workload(plan: "OpenedPlan") -> Workload:
+    """Describe what decides how long a run of a plan takes."""
+    from models import device
+
+    in_fp8 = bool(plan.fp8.layers)
+    is_slow = in_fp8 and device.TYPE == "cpu"
+    return Workload(
+        recipe=plan.recipe.name,
+        is_compiled=plan.config.compile.compiles_model,
+        in_fp8=in_fp8,
+        step_factor=FP8_STEP_FACTOR_ON_CPU if is_slow else 1.0,
+    )
+
+
+def _find_earlier_durations(plans: dict[str, "OpenedPlan"], out: Path) -> dict[str, Duration]:
+    """Find what the recipes took in earlier runs of this size on this machine, by recipe."""
+    from models import device
+
+    folders = list_study_folders(out)
+    durations = {}
+    for name, plan in plans.items():
+        size = RunSize(
+            device_name=device.name(),
+            parameters=plan.args.parameters(),
+            seq_len=plan.config.training.seq_len,
+            world_size=plan.world_size,
+            step_tokens=plan.tokens * plan.world_size,
+        )
+        duration = find_earlier_duration(folders, name, size)
+        if duration:
+            durations[name] = duration
+    return durations
 
 
 def _report_complete_run(folder: Path) -> None:
