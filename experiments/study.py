@@ -339,6 +339,7 @@ def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "OpenedPlan"]:
     """
     from experiments.training.machine import check_driver, check_units
     from experiments.training.plan import open_data, plan
+    from experiments.training.wandb_runs import check_wandb
     from models import device
 
     loaded = recipes.load_recipes(study.recipes, study.overlays, study.overrides)
@@ -351,6 +352,7 @@ def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "OpenedPlan"]:
         compile_folders = list_compile_folders()
         for recipe_plan in plans.values():
             check_units(recipe_plan, compile_folders)
+            check_wandb(recipe_plan.config)
     plans_with_data = {}
     data_descriptions = []
     for name, recipe_plan in plans.items():

@@ -49,6 +49,7 @@ from experiments.training.plan import OpenedPlan, Plan
 from experiments.training.proof import ProofError
 from experiments.training.sizes import explain_shortage
 from experiments.training.trainer import Diverged, Trainer, casts_weights
+from experiments.training.wandb_runs import name_wandb_run
 from models import device
 from models.errors import InputError
 
@@ -138,6 +139,8 @@ def _train(
         directory: takes the records; None in all ranks except the first.
     """
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
+    if plan.config.metrics.enable_wandb:
+        name_wandb_run(plan.recipe.name, plan.config.debug.seed, out)
     configure_log(out / records.LOG if directory else None, TrueLines(plan.config))
     for topic, sentence in results:
         level = logging.WARNING if topic == machine.TORCH_TOPIC else logging.INFO

@@ -70,6 +70,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
         memory_by_use |= estimate(config, args, shards)
     flops_per_token = args.flops_per_token(training.seq_len)
     gflops = f"{flops_per_token / 1e9:.4g} GFLOP per token"
+    scaling = recipe.find_hook("name_scaling", name_recipe_scaling)(config)
     run_plan = Plan(
         recipe=recipe,
         config=config,
@@ -80,7 +81,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
         passes=passes,
         flops_per_token=flops_per_token,
         memory_needed=sum(memory_by_use.values()),
-        description=f"{args.describe()}, {gflops}, {_describe_precision(config, fp8)}",
+        description=f"{args.describe()}, {gflops}, {_describe_precision(config, fp8, scaling)}",
     )
     for check in recipe.find_hooks("check").values():
         check(run_plan)
@@ -109,11 +110,18 @@ def _choose_fp8(config: Config) -> float8.Float8Choice:
     return float8.choose_float8(model, keys)
 
 
-def _describe_precision(config: Config, fp8: float8.Float8Choice) -> str:
+def name_recipe_scaling(config: Config) -> str | None:
+    """Name the scaling of a recipe; None without FP8."""
+    return config.quantize.linear.float8.recipe_name
+
+
+def _describe_precision(config: Config, fp8: float8.Float8Choice, scaling: str | None) -> str:
     """Word how many layers run in FP8, and whether they run eager in a compiled recipe."""
     sentence = "no FP8"
     if fp8.layers:
-        sentence = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8"
+        sentence = f"{len(fp8.layers)} linear layers in {scaling} FP8"
+    if fp8.emulated:
+        sentence += ", emulated"
     if config.compile.enable and not config.compile.compiles_model:
         sentence += ", eager, except for a compiled loss"
     return sentence

@@ -27,6 +27,7 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import BatchLoader
 from experiments.jobs.command import Interrupted, StopRequest
+from experiments.jobs.durations import COMPILATION_HINT
 from experiments.records.run import NOT_STEADY_STEPS, Proof
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, make_tracer
@@ -175,6 +176,8 @@ class Trainer(titan.Trainer):
         self.checkpointer.load(checkpoint_step)
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")
+        if config.compile.enable:
+            logger.info(COMPILATION_HINT)
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
