@@ -21,7 +21,8 @@ from experiments.records.run import (
     read_log,
 )
 
-COMPILATION_HINT = "compiling: 20 to 110 s as a rule"
+COMPILATION_TIME = "20 to 110 s"
+COMPILATION_HINT = f"compiling: {COMPILATION_TIME} as a rule"
 EAGER_START_S = 10.0
 COMPILED_BF16_START_S = 30.0
 COMPILED_FP8_START_S = 50.0
@@ -263,7 +264,7 @@ def describe_estimate(
     if remaining_s is None:
         sentence = "unknown, because no run of this size is on record on this machine"
         if any(run.workload.is_compiled for run in runs):
-            sentence += f"; each compiled run begins with {COMPILATION_HINT}"
+            sentence += f"; each compiled run takes {COMPILATION_TIME} to compile"
         return sentence
     recipes = list(dict.fromkeys(run.workload.recipe for run in runs))
     guessed = [recipe for recipe in recipes if recipe not in earlier]

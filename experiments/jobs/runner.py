@@ -232,9 +232,7 @@ class RunProcess:
         print(f"{datetime.now():%H:%M:%S} {self.title}: {event}")
 
 
-def run_all(
-    runs: list[RunProcess], stop: StopRequest, earlier: Mapping[str, Duration] | None = None
-) -> None:
+def run_all(runs: list[RunProcess], stop: StopRequest, earlier: Mapping[str, Duration]) -> None:
     """Start runs and wait for them, as many at once as the machine has GPUs.
 
     A request to stop is passed on to the runs, and no further run starts. A run takes at most the
@@ -247,7 +245,7 @@ def run_all(
     for number, run in enumerate(runs, 1):
         run.title = f"[{number}/{len(runs)}] {run.title}"
     try:
-        _run_queue(runs, stop, earlier or {})
+        _run_queue(runs, stop, earlier)
     finally:  # any end of this function ends the runs too
         _send_signal(runs, signal.SIGTERM)
         stop.waits_for_step_end = False

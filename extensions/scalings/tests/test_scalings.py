@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
+from experiments import study
 from extensions.scalings import SCALINGS, Section, convert, signal_to_noise
 from extensions.scalings.layer import end_step, measure_saturation, round_blocks, scaled_linear
 from tests.models import layers
@@ -91,6 +92,21 @@ def test_gradients_in_another_format_than_the_scalings_own(recipe, gradient_form
     out, x_grad, _ = results(layer(recipe))
     changed_out, changed_x_grad, _ = results(layer(recipe, gradients=gradient_format))
     assert torch.equal(out, changed_out) and not torch.equal(x_grad, changed_x_grad)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scaling"),
+    [
+        ("scaling_mxfp8", "mxfp8 FP8, emulated"),
+        ("scaling_blockwise", "blockwise FP8, emulated"),
+        ("scaling_delayed", "delayed FP8"),
+        ("scaling_rowwise_e5m2_gradients", "rowwise (e5m2 gradients) FP8"),
+        ("tensorwise_fp8_compiled", "tensorwise FP8"),
+    ],
+)
+def test_a_dry_run_names_the_scaling(recipe, scaling, capsys):
+    assert study.main([recipe, "--overlay", "cpu", "--dry-run"]) == 0
+    assert f"linear layers in {scaling}," in capsys.readouterr().out
 
 
 # ---- delayed ----
