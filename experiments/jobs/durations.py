@@ -8,6 +8,7 @@ other recipes took corrects these: on a busy machine all of them take longer.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
@@ -29,6 +30,7 @@ COMPILED_FP8_START_S = 50.0
 """First guesses. The kept runs of two CPU cores began in 4 to 29 s eager, in 20 to 78 s compiled in
 bf16, in 19 to 125 s compiled in FP8 (`python -m analysis.report results/…`)."""
 MIN_START_S = 1.0
+"""No run begins faster: its imports take longer."""
 MAX_SEARCHED_STUDIES = 20
 
 
@@ -144,9 +146,13 @@ def _measure_completed_runs(folder: Path, size: RunSize) -> Iterator[Duration]:
 
 def list_study_folders(out: Path) -> list[Path]:
     """List the folders in which earlier runs may be: the study's, and the newest beside it."""
-    neighbours = [path for path in out.absolute().parent.glob("*") if path.is_dir()]
-    neighbours.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return [out, *neighbours[:MAX_SEARCHED_STUDIES]]
+    change_times = {}
+    for path in out.absolute().parent.glob("*"):
+        with suppress(OSError):  # another process may delete it
+            if path.is_dir():
+                change_times[path] = path.stat().st_mtime
+    newest_first = sorted(change_times, key=change_times.__getitem__, reverse=True)
+    return [out, *newest_first[:MAX_SEARCHED_STUDIES]]
 
 
 # ---- estimate ----
@@ -271,5 +277,5 @@ def describe_estimate(
     minutes = math.ceil(remaining_s / 60)
     sentence = f"about {minutes} minute{'s' * (minutes != 1)}, by earlier runs on this machine"
     if guessed:
-        sentence += f"; guessed for {', '.join(guessed)}, which lack one"
+        sentence += f"; guessed for {', '.join(guessed)}, which have none"
     return sentence
