@@ -1,4 +1,4 @@
-"""Put the runs of a study into two files, to keep them in results/ (see analysis/packed.py).
+"""Put the runs of a study into two files, to keep them in results/ (see analysis/runs.py).
 
     python -m tools.pack_results STUDY DIR
 

@@ -13,7 +13,7 @@ directory. A study's folder has `study.yaml`, what the study was started with.
     checkpoint/         torchtitan's, where the recipe asks for it
 
 A directory only grows: an attempt adds itself to run.json and its lines to metrics.jsonl. A study
-that is kept in results/ has two files in place of its runs' directories, see analysis/packed.py.
+that is kept in results/ has two files in place of its runs' directories, see analysis/runs.py.
 
 Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is
 unknown: a fact may be newer than the run.
@@ -87,6 +87,7 @@ class StudyFile(BaseModel):
     recipes: Annotated[list[str], Field(max_length=MAX_PLANNED_RUNS)] = []
     seeds: Annotated[list[Seed], Field(max_length=MAX_PLANNED_RUNS)] = []
     reference: str = "baseline"
+    clock_start: str = "the process"  # what the wall times of its runs count from
 
     @model_validator(mode="after")
     def _limit_planned_runs(self) -> Self:
@@ -300,7 +301,7 @@ class RunRecord(Record):
     base: str | None
     overlays: list[str]
     description: str
-    seed: Count
+    seed: Count | None  # null where none was set: in a study of another program
     steps: Steps  # asked for
     compiled: bool  # the blocks, or the whole model; false if only the loss is compiled
     world_size: AtLeast1

@@ -77,7 +77,7 @@ def test_a_figure_says_its_finding(name, figures):
 
 
 def test_runs_that_were_not_completed_are_marked(figures):
-    assert "(interrupted) 98.05, off the axis" in written_in(figures["loss"])
+    assert "(interrupted) 98.050, off the axis" in written_in(figures["loss"])
 
 
 def test_bars_start_at_zero_and_end_at_the_value(figures):
