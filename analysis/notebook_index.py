@@ -16,7 +16,7 @@ INDEX = "index"
 NOTEBOOKS = {source.stem: source for source in sorted(ROOT.glob("analysis/notebooks/*.py"))}
 for source in sorted(ROOT.glob("extensions/*/notebook.py")):
     NOTEBOOKS[source.parent.name] = source
-RUNS_CALL = re.compile(r'newest\.find_(kept_)?runs\("?(\w*)"?(?:.*command="([\w.]+)")?')
+RUNS_CALL = re.compile(r"newest\.find_(kept_)?runs\((.*?)\)")
 
 
 def write_index() -> str:
@@ -61,15 +61,17 @@ def read_finding(source: Path) -> str:
 def name_runs(source: Path) -> str:
     """Name the runs that a notebook shows when it is executed."""
     calls = RUNS_CALL.findall(source.read_text("utf-8"))
-    if not calls:
-        return "logs that are not part of this project"
-    only_kept, study, command = calls[0]
-    if only_kept:
+    if not calls or calls[0][0]:
         return "the runs in `results/`"
+    arguments = calls[0][1]
+    study = re.match(r'"(\w+)"', arguments)
+    command = re.search(r'command="([\w.]+)"', arguments)
     if command:
-        return f"your newest study (`{PYTHON} -m {command}`)"
+        return f"your newest study (`{PYTHON} -m {command[1]}`)"
     if study:
-        return f"your newest study (`{PYTHON} -m experiments.study {study}`)"
+        return f"your newest study (`{PYTHON} -m experiments.study {study[1]}`)"
+    if 'device="cuda"' in arguments:
+        return "your newest study on a GPU"
     return "your newest study"
 
 

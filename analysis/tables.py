@@ -1,4 +1,7 @@
-"""Write the tables: a row a run, a row a recipe, and those that only notebooks show."""
+"""Write the tables: of runs, of recipes, and those that only notebooks show."""
+
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,8 +11,9 @@ from analysis.answer import describe_fp8_share
 from analysis.break_even import interpolate_wall_s
 from analysis.comparison import COMPILED, Comparison, ComparisonResult
 from analysis.losses import EQUIVALENT_COMPUTE, MARGIN_SHARE, final_loss
-from analysis.runs import Run
+from analysis.runs import PlannedRun, Run
 from analysis.speed import mfu, select_timed, tokens_per_s
+from analysis.study import Study
 
 # The columns of `run_table`, with their formats.
 RUN_COLUMNS = {
@@ -24,24 +28,25 @@ RUN_COLUMNS = {
     "status": "{}",
 }
 HOW_TO_READ = (
-    "tokens/s, tokens_per_s: by the mean steady step, of all GPUs of a run together. iqr: the "
-    "distance of the quartiles of the step time, as a share. mfu_bf16_peak: the MFU of one GPU. "
-    "FP8 share, fp8_share: of the linear layers' matmul FLOPs. Break-even step: from which on the "
-    "wall time, first step (compile) included, is less than the reference's. "
-    "time_to_first_step_s: from process start to the end of step 1. wall_s: of all processes of a "
-    "run.",
-    f"The same loss: within {MARGIN_SHARE:.2%} of the reference's, as DeepSeek-V3 reports for FP8 "
-    "(arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556) the "
-    f"equivalent compute is {EQUIVALENT_COMPUTE:.0%} of that of a compute-optimal model of 8.05 B "
-    "parameters.",
+    "tokens/s and tokens_per_s count the tokens of all GPUs of a run, by the mean steady step. iqr "
+    "is the interquartile range of the step time over its median. mfu_bf16_peak is the MFU of one "
+    "GPU. FP8 share and fp8_share are shares of the linear layers' matmul FLOPs. The break-even "
+    "step is the first step from which the wall time, first step (compile) included, is shorter "
+    "than the reference's. time_to_first_step_s counts from the process start to the end of step "
+    "1. wall_s is the wall time of all attempts at a run.",
+    f"Two losses are the same if they differ by less than {MARGIN_SHARE:.2%}, the difference that "
+    "DeepSeek-V3 reports for FP8 (arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 "
+    f"(arXiv 2203.15556) this is what {EQUIVALENT_COMPUTE:.0%} more compute would buy a "
+    "compute-optimal model of 8.05 B parameters.",
 )
 
 
-# ---- a row a run ----
+# ---- a row for each run ----
 
 
-def measure_run(run: Run) -> dict:
-    """Collect what a run is and what it measured; NaN is unknown."""
+def measure_run(run: PlannedRun) -> dict[str, Any]:
+    """Collect what a run is and what it measured: shares of 1, seconds (`_s`), GiB. NaN is
+    unknown."""
     step_s = run.steady_steps["step_s"]
     return {
         "recipe": run.recipe,
@@ -61,21 +66,40 @@ def measure_run(run: Run) -> dict:
     }
 
 
-def measure_runs(comparison: Comparison) -> pd.DataFrame:
-    """Measure all runs of a study: a row a run, with the columns of `measure_run`."""
-    return pd.DataFrame([measure_run(run) for run in comparison.study.runs])
+def measure_runs(study: Study) -> pd.DataFrame:
+    """Measure all runs of a study: a row for each run, with the columns of `measure_run`."""
+    return pd.DataFrame([measure_run(run) for run in study.runs])
 
 
 def run_table(comparison: Comparison) -> pd.DataFrame:
     """Write the table of runs, indexed by recipe and seed."""
-    measurements = measure_runs(comparison).set_index(["recipe", "seed"])
+    measurements = measure_runs(comparison.study).set_index(["recipe", "seed"])
     cells = {}
     for column, text_format in RUN_COLUMNS.items():
         cells[column] = measurements[column].map(text_format.format, "ignore")
     return pd.DataFrame(cells, dtype=object).fillna("-")
 
 
-# ---- a row a recipe ----
+# ---- a row for each step ----
+
+
+def tabulate_steps(study: Study) -> pd.DataFrame:
+    """Put the steps of all runs below each other: columns `recipe`, `seed`, `step`, then those of
+    `PlannedRun.steps`."""
+    tables = []
+    for run in study.runs:
+        table = run.steps.reset_index()
+        if not isinstance(run, Run) or not run.record.proof:
+            table["in_fp8"] = None  # not proven
+        elif run.record.proof.recipe_name is None:
+            table["in_fp8"] = False
+        table.insert(0, "recipe", run.recipe)
+        table.insert(1, "seed", run.seed)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+# ---- a row for each recipe ----
 
 
 def recipe_table(comparison: Comparison) -> pd.DataFrame:
@@ -91,8 +115,8 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
             "tokens/s": format_speed(runs),
             f"over {reference_name}": str(result.speed.ratio),
             "break-even step": str(result.break_even) if result.recipe else "-",
-            "final loss": f"{np.mean([final_loss(run) for run in runs]):.3f}" if runs else "-",
-            f"minus {reference_name}": format_loss(result),
+            "final loss": f"{fmean(map(final_loss, runs)):.3f}" if runs else "-",
+            f"minus {reference_name}": format_loss_difference(result),
             "FP8 share of matmul FLOPs": "-",
         }
         if recipe in comparison.fp8:
@@ -102,22 +126,22 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
 
 def format_speed(runs: list[Run]) -> str:
     """Write the geometric mean of the tokens/s of some runs."""
-    speeds = [tokens_per_s(run) for run in select_timed(runs)]
-    return f"{gmean(speeds):,.0f}" if speeds else "-"
+    rates = [tokens_per_s(run) for run in select_timed(runs)]
+    return f"{gmean(rates):,.0f}" if rates else "-"
 
 
-def format_loss(result: ComparisonResult) -> str:
+def format_loss_difference(result: ComparisonResult) -> str:
     """Write how far a recipe's final loss is from its reference's, and the verdict."""
     loss = result.loss
     return f"{loss.difference:+.4f}, {loss.word}" if loss.difference_by_seed else "-"
 
 
 def write_notes(comparison: Comparison) -> list[str]:
-    """Write how to read the tables, and the notes on record."""
+    """Write how to read the tables, and the notes that completed runs recorded."""
     sentences = [*HOW_TO_READ]
-    for run in comparison.study.runs:
-        if run.completed:
-            sentences += [f"{run.name}: {note}." for note in run.record.last_attempt.notes]
+    for run in comparison.study.completed:
+        for note in run.record.last_attempt.notes:
+            sentences.append(f"{run.name}: {note}.")
     return sentences
 
 
@@ -125,15 +149,29 @@ def write_notes(comparison: Comparison) -> list[str]:
 
 
 def proof_table(comparison: Comparison) -> pd.DataFrame:
-    """List what each recipe's first run proved, a row a recipe; columns: `parameters.orphans`."""
-    completed = comparison.study.completed_by_recipe
-    proofs = [runs[0].proof.model_dump() for runs in completed.values()]
-    return pd.json_normalize(proofs, max_level=2).set_index(pd.Index([*completed]))
+    """List what the first completed run of each recipe proved: a row for each recipe with a proof.
+
+    Columns are named by key.path, as in `parameters.orphans`.
+    """
+    proofs = {}
+    for recipe, runs in comparison.study.completed_by_recipe.items():
+        proof = runs[0].record.proof
+        if proof:
+            proofs[recipe] = proof.model_dump()
+    table = pd.json_normalize([*proofs.values()], max_level=2)
+    return table.set_index(pd.Index([*proofs]))
 
 
 def cost_table(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Average the wall hours of a run, first step (compile) included: a row a length, a column a
-    recipe. After the end of the runs each step is the mean steady step."""
+    """Average the wall hours of a run, first step (compile) included. After the end of the runs
+    each step is the mean steady step.
+
+    Args:
+        lengths: steps of a run.
+
+    Returns:
+        A row for each length, a column for each recipe.
+    """
     hours = {}
     for recipe, runs in comparison.study.completed_by_recipe.items():
         hours[recipe] = interpolate_wall_s(runs, np.array(lengths)).mean(axis=0) / 3600

@@ -38,7 +38,6 @@ NOT_CHECKED = {
     "baseline_ema": "tests/config/test_extensions.py makes and runs it",
     "--pty bash": "an interactive shell",
     "timeout -s USR1": "a part of a command that the same page has whole",
-    "PUBLISHED_LOGS=": "needs logs that are not part of this project",
 }
 OPTIONS_OF_PROGRAMS = {
     "sbatch": {
@@ -158,14 +157,15 @@ def check_script(script: str, *arguments: str) -> None:
 
 def check_module(module: str, arguments: list[str]) -> None:
     """Have a module's own parser read the arguments, then check names and keys."""
-    assert importlib.util.find_spec(module), module
-    text = (ROOT / module.replace(".", "/")).with_suffix(".py")
-    text = text if text.exists() else ROOT / module.replace(".", "/") / "__main__.py"
-    if not arguments or "CommandLine(" not in text.read_text():
-        return  # without arguments a document names a command, and other tools take none
-    name = module if text.stem != "__main__" else f"{module}.__main__"
+    spec = importlib.util.find_spec(module)
+    assert spec and spec.origin, module
+    if spec.submodule_search_locations:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+        assert spec and spec.origin, module
+    if not arguments or "CommandLine(" not in Path(spec.origin).read_text():
+        return  # without arguments a document names a command; another project has its own parser
     try:
-        importlib.import_module(name).main(arguments)
+        importlib.import_module(spec.name).main(arguments)
     except Parsed as parsed:
         check_names(parsed.module, parsed.namespace)
 

@@ -6,7 +6,7 @@
 # the run is.
 #
 # **Found**: on a GH200 tensorwise FP8 was ahead from step 728, and rowwise FP8 not within 1,000
-# steps (published logs); on a CPU FP8 never is.
+# steps (published, `results/gh200_2025-05_published/README.md`); on a CPU FP8 never is.
 
 # %%
 from analysis import newest, plots
@@ -14,7 +14,7 @@ from analysis.comparison import compare
 from analysis.study import read_study
 from analysis.tables import cost_table
 
-comparison = compare(read_study(newest.find_runs()))
+comparison = compare(read_study(newest.find_runs(device="cuda")))
 
 # %% [markdown]
 # ## The first step (compile)

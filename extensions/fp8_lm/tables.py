@@ -12,9 +12,9 @@ from analysis.losses import SAME
 from analysis.plots.bars import measure_completed_runs, set_rows
 from analysis.plots.style import (
     GREY,
+    PanelDrawing,
     find_look,
     full_name,
-    plot,
     short_name,
     write_headline,
     write_note,
@@ -104,7 +104,7 @@ def gradient_sums() -> pd.DataFrame:
 TICKS = [-1, 0, 1, 10, 100, 1_000, 10_000]  # margins
 
 
-@plot
+@PanelDrawing
 def final_loss_rows(axes: Axes, comparison: Comparison) -> None:
     """Draw how far each recipe's final loss is above the reference's, in margins, in rows.
 
