@@ -10,7 +10,7 @@ help:
 	@echo "make lab        open copies of the notebooks in JupyterLab, for your newest runs, RUNS=folder or RUNS=kept"
 	@echo "make test       run the tests"
 	@echo "make check      lint, check the formatting and the types"
-	@echo "make notebooks  execute the notebooks again, on the kept runs"
+	@echo "make notebooks  execute the notebooks again, on the runs in results/"
 	@echo "make readme     write the generated parts of docs/ again, from results/"
 	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter,"
 	@echo "                GPU=1 a torch for GPUs where there is none, GPU=0 a torch for the CPU"

@@ -30,3 +30,4 @@ def copy_notebooks(folder: Path = COPIES) -> None:
 
 if __name__ == "__main__":
     copy_notebooks()
+    print(f"The notebooks are copies in {COPIES.name}/, which git ignores.")

@@ -341,7 +341,7 @@ def _describe_system_error(error: OSError) -> str:
         return f"{disk}: {RETRY_HINT}"
     place = error.filename or "the system"
     reason = error.strerror or error  # an error of a library may have only a text
-    return f"{place}: {reason}: fix that, or choose another"
+    return f"{place}: {reason}: fix that, or choose another path"
 
 
 def exit_with(command: Callable[[], int]) -> NoReturn:
