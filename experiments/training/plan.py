@@ -90,7 +90,9 @@ def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
         return float8.Float8Choice()
     with torch.device("meta"):  # modules by name, no weights
         model = build_model(recipe.config)
-    return float8.choose_float8(model, keys)
+    fp8 = float8.choose_float8(model, keys)
+    choose_matmul = recipe.find_hook("choose_matmul")
+    return fp8._replace(matmul=choose_matmul(recipe.config, fp8.matmul)) if choose_matmul else fp8
 
 
 def require_no_sharding(config, args, fp8_layers: Set[str]) -> tuple[int, int]:

@@ -217,7 +217,12 @@ class Gemm(NamedTuple):
 
     operator: str
     shape: tuple[int, int, int]  # M, K, N: (M, K) by (K, N)
-    row_scaled: bool  # in FP8, with a column of scales (M, 1)
+    scale_shapes: tuple[tuple[int, ...], ...] = ()  # in FP8: of what follows the operands
+
+    @property
+    def row_scaled(self) -> bool:
+        """True if a column of scales (M, 1) is among them."""
+        return any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in self.scale_shapes)
 
     @property
     def flops(self) -> int:
@@ -266,8 +271,10 @@ def _matmul(event) -> Gemm:
         left, right = shapes[name == "aten::addmm" :][:2]  # without addmm's bias
         # A grouped matmul has the rows of all groups in its left operand.
         m, k, n = math.prod(left[:-1]), left[-1], right[-1]
-    column = any(len(each) == 2 and each[1] == 1 < each[0] for each in shapes)
-    return Gemm(name, (m, k, n), row_scaled=column and "_scaled_mm" in name)
+    gemm = Gemm(name, (m, k, n))
+    if gemm.in_fp8:
+        gemm = gemm._replace(scale_shapes=tuple(map(tuple, shapes[2:])))
+    return gemm
 
 
 def find_attention(events: Iterable) -> str | None:
