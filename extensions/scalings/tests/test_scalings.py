@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
-from extensions.scalings import SCALINGS, Section, convert, signal_to_noise
+from extensions.scalings import SCALINGS, TORCHAO_MXFP8, Section, convert, signal_to_noise
 from extensions.scalings.layer import end_step, round_blocks, scaled_linear
 from tests.models import layers
 from tests.models.layers import operands, results
@@ -24,7 +24,7 @@ WITH_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.has_blocks]
 def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
     """Make one FP8 layer of a scaling of torchao's or of this extension, with the weight of
     `operands`."""
-    if name in SCALINGS:
+    if name in SCALINGS or name == TORCHAO_MXFP8:
         recipe = "tensorwise"
         section = Section(name, **keys)
     else:
@@ -35,7 +35,8 @@ def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
         plan.config.scalings = section
         convert(model, plan)
 
-    return layers.layer(recipe, dtype, emulate=name in WITH_BLOCKS, convert=convert_layer)
+    emulate = name in WITH_BLOCKS or name == TORCHAO_MXFP8
+    return layers.layer(recipe, dtype, emulate=emulate, convert=convert_layer)
 
 
 # ---- arithmetic ----
