@@ -115,10 +115,11 @@ def convert(model, plan) -> None:
 def convert_layer(layer, section: Section, is_emulated: bool) -> None:
     """Make torchao's FP8 layer one of a scaling."""
     from extensions.scalings.layer import ScaledLinear, set_gradient_format
-    from extensions.scalings.mxfp8 import MXFP8Linear
 
     # torchao's conversion takes no other class, so the class is set afterwards.
     if section.name == TORCHAO_MXFP8:
+        from extensions.scalings.mxfp8 import MXFP8Linear
+
         layer.__class__ = MXFP8Linear
         layer.init_matmul(is_emulated)
     elif section.name:

@@ -70,15 +70,21 @@ def find_missing_part() -> str:
         return "Triton, for torchao's cast along rows: install the package triton"
     if not is_cuda_version_at_least(12, 8):
         return f"a torch for CUDA 12.8 or newer, and this one is for {torch.version.cuda}"
-    from torchao.prototype.mx_formats import kernels  # noqa: F401 - it declares the operator
-
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(CAST_OPERATOR, "CUDA"):
+    if not has_cast_kernel():
         return (
             f"torchao's CUDA kernel {CAST_OPERATOR}, which torchao {torchao.__version__} does not "
             f"have here, with a torch for CUDA {torch.version.cuda}: its wheel for x86-64 has it, "
             "with a torch for CUDA 13; elsewhere build torchao from source on this machine"
         )
     return ""
+
+
+def has_cast_kernel() -> bool:
+    """Tell if torchao's library of CUDA kernels is loaded."""
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(CAST_OPERATOR, "CUDA")
+    except RuntimeError:  # nothing has declared the operator
+        return False
 
 
 def check_sizes(plan) -> None:

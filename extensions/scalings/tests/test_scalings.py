@@ -119,13 +119,15 @@ def test_delayed_scales_are_those_of_all_processes():
     assert model[0].largest_values[:, 1].tolist() == [2, 5, 3]
 
 
-def test_delayed_scales_resume_from_a_checkpoint(run_here, tmp_path):
+@pytest.mark.parametrize("recipe", ["scaling_delayed", "mxfp8_compiled", "scaling_nvfp4"])
+def test_a_run_resumes_from_a_checkpoint_with_equal_losses(recipe, run_here, tmp_path):
+    """... with its largest values, and with the state of what rounds at random."""
     keys = ["--overlay", "cpu", *TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
     keys += ["lr_scheduler.total_steps=4", "lr_scheduler.warmup_steps=2"]
 
     def run(out: str, steps: int) -> list[float]:
         out_keys = [f"training.steps={steps}", "--out", tmp_path / out]
-        assert run_here("scaling_delayed", *keys, *out_keys) == 0
+        assert run_here(recipe, *keys, *out_keys) == 0
         return losses_of(tmp_path / out)
 
     run("parts", 2)
