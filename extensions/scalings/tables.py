@@ -17,6 +17,7 @@ SCALINGS = {
     "blockwise": "scaling_blockwise",
     "mxfp8": "scaling_mxfp8",
     "mxfp8_ocp": "scaling_mxfp8_ocp",
+    "nvfp4": "scaling_nvfp4",
 }
 
 
