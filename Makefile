@@ -9,7 +9,7 @@ help:
 	@echo "make study      train the four recipes on real text, here, and print the comparison"
 	@echo "make lab        open the notebooks in JupyterLab, on your newest runs, on RUNS=folder or on RUNS=kept"
 	@echo "make test       run the tests"
-	@echo "make check      lint and check the formatting"
+	@echo "make check      lint, check the formatting and the types"
 	@echo "make notebooks  execute the notebooks again, on the kept runs"
 	@echo "make readme     write the generated parts of docs/ again, from results/"
 	@echo "make install    make the environment .venv, as all of these do first; PYTHON=... chooses the interpreter,"
@@ -29,6 +29,7 @@ lab: tools
 check: tools
 	$(PYTHON_IN_VENV) -m ruff check .
 	$(PYTHON_IN_VENV) -m ruff format --check .
+	$(PYTHON_IN_VENV) -m mypy
 
 notebooks: tools
 	$(PYTHON_IN_VENV) -m tools.notebooks

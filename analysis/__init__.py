@@ -15,7 +15,7 @@ Read in this order; a file imports only files above it:
                     stay near one another; rule 6: no recipe lost more of its runs
     comparison.py   one outcome a recipe
     answer.py       the outcome in sentences
-    tables.py       a row a recipe, and a row a run
+    tables.py       tables of recipes, and of runs
     report.py       the command line, JSON and a page
 
 Then what shows it: plots/ draws; newest.py finds the runs that a notebook opens.

@@ -1,10 +1,10 @@
 """Write the outcome in sentences: the answer, what it rests on, and what limits it."""
 
-import numpy as np
+from statistics import fmean
 
 from analysis.comparison import Comparison, ComparisonResult, Outcome
 from analysis.losses import CANNOT_TELL
-from analysis.runs import MIN_SEEDS, MIN_STEPS, Run, mask_numbers
+from analysis.runs import MIN_SEEDS, MIN_STEPS, PlannedRun, Run, mask_numbers
 from models.flops import format_parameters
 
 QUESTION = "Should this Llama be trained in FP8?"
@@ -41,12 +41,11 @@ def write_answer(comparison: Comparison) -> list[str]:
 
 
 def describe_undecided(result: ComparisonResult) -> str:
-    """Write how fast a recipe is whose loss is undecided, and how many runs would decide."""
-    needed = describe_runs_needed(result.loss.runs_needed)
-    needed = needed or f"; it takes {MIN_SEEDS} seeds or more"
+    """Write how fast a recipe with an undecided loss is, and how many runs would decide."""
+    remedy = suggest_runs(result.loss.runs_needed) or f"; it takes {MIN_SEEDS} seeds or more"
     return (
         f"Undecided: {result.recipe} is faster still, {result.speed.ratio} times the tokens/s. "
-        f"Whether its loss is the same, these runs cannot tell{needed}."
+        f"Whether its loss is the same, these runs cannot tell{remedy}."
     )
 
 
@@ -71,9 +70,9 @@ def describe_speed(comparison: Comparison, result: ComparisonResult) -> str:
     if not speed.runs:
         return f"it takes {MIN_STEPS} steps to tell how fast {result.recipe} is."
     is_decided = speed.ratio.is_clear or speed.ratio.is_equal
-    needed = "" if is_decided else describe_runs_needed(speed.runs_needed)
+    remedy = "" if is_decided else suggest_runs(speed.runs_needed)
     return (
-        f"{result.recipe} has {speed.ratio} times the tokens/s of {comparison.reference}{needed}. "
+        f"{result.recipe} has {speed.ratio} times the tokens/s of {comparison.reference}{remedy}. "
         f"In wall time, first step (compile) included, it is ahead: {result.break_even}."
     )
 
@@ -89,34 +88,34 @@ def describe_loss(comparison: Comparison, result: ComparisonResult) -> str:
     if seeds > 1:
         confidence = f"{100 * verdict.confidence:.3g} %"
         interval = f"{confidence} interval {verdict.low:+.4f} to {verdict.high:+.4f}, "
-    needed = describe_runs_needed(verdict.runs_needed) if verdict.word == CANNOT_TELL else ""
+    remedy = suggest_runs(verdict.runs_needed) if verdict.word == CANNOT_TELL else ""
     return (
         f"{sentence}; after {verdict.step:,} steps the difference is {verdict.difference:+.4f}, "
-        f"{interval}margin {verdict.margin:.4f}, seeds {seeds}{needed}."
+        f"{interval}margin {verdict.margin:.4f}, seeds {seeds}{remedy}."
     )
 
 
-def describe_runs_needed(runs_needed: int | None) -> str:
-    """Write how many runs of each recipe would tell what these cannot."""
+def suggest_runs(runs_needed: int | None) -> str:
+    """End a sentence with how many runs of each recipe would tell; empty if that is unknown."""
     return f"; about {runs_needed} runs of each would tell" if runs_needed else ""
 
 
 def describe_fp8_share(runs: list[Run]) -> str:
     """Write the FP8 share of the linear layers' matmul FLOPs, by the runs' proofs."""
-    proven_runs = [run for run in runs if run.proof]
-    if any(run.proof.emulated for run in proven_runs):
-        return "emulated"
-    if not proven_runs:
-        return "unknown"
-    return f"{np.mean([run.fp8_share for run in proven_runs]):.0%}"
+    shares = []
+    for run in runs:
+        if run.record.proof and run.record.proof.emulated:
+            return "emulated"
+        if run.record.proof:
+            shares.append(run.fp8_share)
+    return f"{fmean(shares):.0%}" if shares else "unknown"
 
 
 def describe_training(comparison: Comparison) -> str:
     """Describe the first completed run: model, data, hardware, date, versions."""
-    completed_runs = [run for run in comparison.study.runs if run.completed]
-    if not completed_runs:
+    if not comparison.study.completed:
         return "Trained: no run was completed."
-    run = completed_runs[0]
+    run = comparison.study.completed[0]
     record = run.record
     attempt = record.last_attempt
     tokens = run.steps["tokens"].median()
@@ -134,25 +133,33 @@ def describe_training(comparison: Comparison) -> str:
 
 
 def write_limits(comparison: Comparison, answer: str = "") -> list[str]:
-    """Write what limits the answer, except for reasons that the `answer` names; remarks; runs that
-    were left out."""
+    """Write the reasons and remarks on each FP8 recipe, and the runs that were left out.
+
+    Args:
+        answer: a sentence. The reasons that it names are not written again.
+    """
     sentences = []
     for recipe, result in comparison.results.items():
         if recipe in comparison.fp8:
-            reasons = [reason for reason in result.reasons if reason not in answer]
-            sentences += [f"{recipe}: {reason}." for reason in reasons + result.remarks]
+            for reason in result.reasons:
+                if reason not in answer:
+                    sentences.append(f"{recipe}: {reason}.")
+            for remark in result.remarks:
+                sentences.append(f"{recipe}: {remark}.")
     return sentences + list_left_out(comparison)
 
 
 def list_left_out(comparison: Comparison) -> list[str]:
-    """Name the runs left out of the comparison, a line for each reason, and unreadable records."""
-    runs_by_reason: dict[str, list[Run]] = {}
+    """Name the runs left out of the comparison, a sentence for each kind of ending; then the
+    study's problems."""
+    runs_by_ending: dict[str, list[PlannedRun]] = {}
     for run in comparison.study.runs:
         if not run.completed:
-            reason = mask_numbers(f"{run.ending}, step {run.length:,}")
-            runs_by_reason.setdefault(reason, []).append(run)
+            # Endings that differ only in a number, such as a port or an address, are one kind.
+            ending = mask_numbers(f"{run.ending}, step {run.length:,}")
+            runs_by_ending.setdefault(ending, []).append(run)
     sentences = []
-    for runs in runs_by_reason.values():
+    for runs in runs_by_ending.values():
         names = ", ".join(run.name for run in runs)
         steps = ", ".join(dict.fromkeys(f"{run.length:,}" for run in runs))
         sentences.append(f"Not compared: {names} ({runs[0].ending}, step {steps}).")

@@ -13,12 +13,12 @@ import pandas as pd
 from analysis.runs import Run
 from analysis.speed import SpeedUp, compare_means
 
-# Steps after the end of the runs, at which wall times are foretold: neighbours are 0.7 % apart.
+# How many steps after the end of the runs wall times are foretold: at points 0.7 % apart.
 STEPS_BEYOND = np.geomspace(1, 1e9, 3000)
 
 
 class When(StrEnum):
-    """When a recipe is ahead: it has taken less wall time in total."""
+    """When a recipe is ahead of its reference: it has taken less wall time in total."""
 
     START = "from the start"
     FROM = "from step"  # behind at first, ahead from this step on
@@ -33,7 +33,7 @@ class BreakEven:
     """When a recipe has taken less wall time than its reference.
 
     Args:
-        step: the first step ahead with FROM, the last step ahead with UNTIL.
+        step: the first step ahead with FROM, the last step ahead with UNTIL; else NaN.
         low, high: 95 % interval of the step, over the runs; NaN with a single run. `high` is
             infinite if the recipe may never be ahead, or never lose its lead.
         is_beyond: the step comes after the runs' end, and is foretold from their mean steady step.
@@ -50,24 +50,31 @@ class BreakEven:
         if math.isnan(self.step):
             return self.when
         about = "about " if self.is_beyond else ""
-        interval = f" ({self.low:,.0f} to {self.high:,.0f})" if self.low >= 0 else ""
-        return f"{self.when} {about}{self.step:,.0f}{interval}".replace("inf", "never")
+        interval = ""
+        if self.low >= 0:
+            high = "never" if math.isinf(self.high) else f"{self.high:,.0f}"
+            interval = f" ({self.low:,.0f} to {high})"
+        return f"{self.when} {about}{self.step:,.0f}{interval}"
 
 
 def find_break_even(runs: list[Run], reference_runs: list[Run], speed: SpeedUp) -> BreakEven:
     """Find where the difference of the mean wall times of two recipes changes its sign for good.
 
-    Wall times are measured within the runs, on straight lines between log intervals. After their
-    end each step is the mean steady step, if the ratio of speeds is certain. The interval holds the
-    steps at which a t-test over the runs does not reject equal wall times.
+    Within the runs wall times are measured, on straight lines between log intervals. After the
+    runs' end they are foretold if the ratio of speeds is certain. The interval holds the steps at
+    which a t-test over the runs does not reject equal wall times. Recipes are not compared if one
+    of them had more of its compiled code in a cache.
     """
-    has_warm_cache = {run.facts.get("compile_cache") == "warm" for run in runs}
-    reference_has_warm_cache = {run.facts.get("compile_cache") == "warm" for run in reference_runs}
-    if not runs or not reference_runs or has_warm_cache != reference_has_warm_cache:
+    if (
+        not runs
+        or not reference_runs
+        or list_cache_states(runs) != list_cache_states(reference_runs)
+    ):
         return BreakEven()
-    clocks = [run.clock.index for run in runs + reference_runs]
-    last_step = min(clock[-1] for clock in clocks)
-    steps = np.arange(max(clock[0] for clock in clocks), last_step + 1)
+    all_runs = runs + reference_runs
+    first_step = max(run.clock.index[0] for run in all_runs)
+    last_step = min(run.clock.index[-1] for run in all_runs)
+    steps = np.arange(first_step, last_step + 1)
     is_certain = (speed.ratio.is_clear or speed.runs == 1) and not speed.caveats
     if is_certain:
         steps = np.append(steps, last_step + STEPS_BEYOND)
@@ -77,11 +84,16 @@ def find_break_even(runs: list[Run], reference_runs: list[Run], speed: SpeedUp) 
         pd.DataFrame(interpolate_wall_s(runs, steps)),
         pd.DataFrame(interpolate_wall_s(reference_runs, steps)),
     )  # (mean, low, high) of the recipe's seconds behind the reference, at each step
-    is_ahead = delays[0, -1] < 0
-    if not is_ahead:
-        delays = -delays[[0, 2, 1]]  # of the reference behind the recipe
-    # 0 and infinity are signals: negative throughout, or not at the end.
-    step, low, high = (find_last_sign_change(steps, delay) for delay in delays)
+    mean_delay, lowest_delay, highest_delay = delays
+    is_ahead = mean_delay[-1] < 0
+    if is_ahead:
+        step = find_last_sign_change(steps, mean_delay)
+        low = find_last_sign_change(steps, lowest_delay)
+        high = find_last_sign_change(steps, highest_delay)
+    else:  # from this step on the reference is ahead
+        step = find_last_sign_change(steps, -mean_delay)
+        low = find_last_sign_change(steps, -highest_delay)
+        high = find_last_sign_change(steps, -lowest_delay)
     is_beyond = step > last_step
     if is_ahead and step == 0:
         return BreakEven(When.START)
@@ -92,33 +104,39 @@ def find_break_even(runs: list[Run], reference_runs: list[Run], speed: SpeedUp) 
     return BreakEven(When.UNTIL, step - 1, max(low - 1, 0), high - 1, is_beyond)
 
 
+def list_cache_states(runs: list[Run]) -> set[bool]:
+    """List whether the cache of compiled code was warm: both if runs of a recipe differ."""
+    return {run.facts.get("compile_cache") == "warm" for run in runs}
+
+
 def interpolate_wall_s(runs: list[Run], steps: np.ndarray) -> np.ndarray:
     """Work out the wall seconds (runs, steps) of runs at the end of `steps`.
 
-    After the end of a log each step is the run's mean steady step.
+    After the end of a log each step is the run's mean steady step: NaN without a steady step.
     """
     wall_s = []
     for run in runs:
         clock = run.clock
         steps_beyond = np.maximum(steps - clock.index[-1], 0)
         seconds_beyond = steps_beyond * run.steady_steps["step_s"].mean()
-        seconds_beyond = np.where(steps_beyond > 0, seconds_beyond, 0)  # no steady step: NaN
+        seconds_beyond = np.where(steps_beyond > 0, seconds_beyond, 0)  # 0 times NaN is NaN
         wall_s.append(np.interp(steps, clock.index, clock) + seconds_beyond)
     return np.array(wall_s)
 
 
 def find_last_sign_change(steps: np.ndarray, line: np.ndarray) -> float:
-    """Find the first whole step of a line's last stretch below zero.
+    """Find the step from which a line is below zero to its end.
 
     0 if the whole line is below zero, infinite if its end is not, NaN if the line is unknown.
     """
     if np.isnan(line).any():
         return math.nan
-    not_below = np.flatnonzero(line >= 0)
-    if not len(not_below):
+    places_not_below = np.flatnonzero(line >= 0)
+    if not len(places_not_below):
         return 0
-    last = not_below[-1]
-    if last == len(line) - 1:
+    last_place = places_not_below[-1]
+    if last_place == len(line) - 1:
         return math.inf
-    neighbours = [last + 1, last]
-    return math.floor(np.interp(0, line[neighbours], steps[neighbours])) + 1
+    neighbours = [last_place + 1, last_place]  # np.interp wants ascending values of the line
+    zero = np.interp(0, line[neighbours], steps[neighbours])
+    return math.floor(zero) + 1

@@ -1,26 +1,30 @@
 """Check if the runs of two recipes can be compared.
 
-Rule 1: they differ in nothing but the recipes. All recorded values must be equal in both, except
+Rule 1: they differ in nothing except the recipes. All recorded values must be equal in both, except
 what the recipes' own files set. A new record is compared as soon as runs have it. Names of runs and
 folders are not compared. A difference that costs no time is a remark.
 
 Rule 2: each run did what its recipe says. All its records must agree on what ran.
 """
 
-from collections import ChainMap, Counter, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from analysis.runs import Run, flatten, read_yaml
 from experiments.config.recipes import RECIPES, yaml_files
+from experiments.records.run import RunRecord
 from models.scaling import SCALINGS
 
-MAX_DIFFERENCES = 3  # that are reported
+MAX_DIFFERENCES = 3  # that a report names
 MAX_LISTED = 5  # packages and keys in a sentence
 
-# Names of a run: of itself, its time, its place and its end.
+# Keys of facts, or their beginnings.
+
+# What tells one run from another: its name, its time, its place and its end. Not compared.
 RUN_NAMES = (
     "layout_version",
     "status",
@@ -46,10 +50,16 @@ RUN_NAMES = (
     "variables.CUDA_VISIBLE_DEVICES",
     "variables.NCCL_COMM_ID",
 )
-# What follows from the recipe, which rule 2 checks; and what drivers round.
-DERIVED_KEYS = ("compiled", "fp8_matmul", "hardware.memory_bytes")
-# Records that may differ: a difference is a remark. What saving and logging cost, the wall clock
-# shows.
+# Not compared here: what follows from the recipe, which rule 2 checks; what drivers round; and what
+# runs begin with, which rule 4 compares.
+DERIVED_KEYS = (
+    "compiled",
+    "fp8_matmul",
+    "hardware.memory_bytes",
+    "first_weights",
+    "first_batch",
+)
+# A difference in these keys is a remark. If saving or logging costs time, the wall clock shows it.
 HARMLESS_KEYS = (
     "checkpoint.enable",
     "checkpoint.export_dtype",
@@ -64,22 +74,24 @@ HARMLESS_KEYS = (
     "hardware.threads",
     "metrics.",
 )
-# Records of the machine on which a run landed. Rule 3 compares the runs with equal ones.
+# What depends on the machine that a run happened to get. If it differs between two recipes, rule 3
+# compares the runs with equal values.
 MACHINE_KEYS = ("hardware.cpu", "variables.OMP_NUM_THREADS")
-# What a study compares. A difference in other keys that recipes' files set is a remark. Other
-# sections may change a step's work too.
-COMPARED_SECTIONS = ("quantize.", "compile.")
-COMPARED_KEYS = ("quantize.linear.float8.recipe_name", "compile.enable")
 RECOMPUTATION = "activation_checkpoint.mode"
-ENVIRONMENT_FILE = "environment"
-OTHER_PACKAGES = "other_packages."
-FOLDER_STARTS = ("/", "./", "../", "~/")
+ENVIRONMENT_FILE = "environment"  # the file's name, which has a digest of its content
+OTHER_PACKAGES = "other_packages."  # that torch does not load
+PATH_STARTS = ("/", "./", "../", "~/")  # beginnings of values that are paths
 
 FLOAT8 = "quantize.linear.float8.recipe_name"  # the scaling; without this key a run is in bf16
 FILTER = "quantize.linear.float8.filter_fqns"
-HEAD_FILTERS = ([], ["output"])  # filters that leave out no layer but the head
+COMPILE = "compile.enable"
+# What a study is about: a recipe's file may set these keys without a remark.
+COMPARED_KEYS = (FLOAT8, COMPILE)
+# FP8 and compilation. They do not change how many FLOPs and parameters a step has.
+COMPARED_SECTIONS = ("quantize.", "compile.")
+HEAD_FILTERS: tuple[list[str], ...] = ([], ["output"])  # that leave out the head at most
 COUNT_TOLERANCE = 0.01  # of shares and bytes that are counted in two ways
-MIN_PROMISED_PART = 0.9  # of the promised FP8 share: layers too small for FP8 are left out
+MIN_PROMISED_PART = 0.9  # of the promised FP8 share: the rest may be layers too small for FP8
 
 
 # ---- rule 1 ----
@@ -108,7 +120,7 @@ def compare_records(runs: list[Run], reference_runs: list[Run]) -> Differences:
     own files set may not vary.
     """
     differences = Differences()
-    keys_of_files = tuple(differing_keys(runs[0].recipe, reference_runs[0].recipe))
+    keys_of_files = find_keys_of_files(runs[0].recipe, reference_runs[0].recipe)
     packages = []
     settings = []
     for key, values, reference_values in find_unlike_records(runs, reference_runs, keys_of_files):
@@ -127,7 +139,7 @@ def compare_records(runs: list[Run], reference_runs: list[Run]) -> Differences:
         else:
             differences.forbidden.append(sentence)
     differences.forbidden = differences.forbidden[:MAX_DIFFERENCES]
-    if "compile.enable" not in keys_of_files:
+    if COMPILE not in keys_of_files:
         differences.forbidden += compare_graphs(runs + reference_runs)
     if settings:
         differences.remarks.append(f"the recipes' files also set {list_first(settings)}")
@@ -140,12 +152,15 @@ def compare_records(runs: list[Run], reference_runs: list[Run]) -> Differences:
 def find_unlike_records(
     runs: list[Run], reference_runs: list[Run], keys_of_files: tuple[str, ...]
 ) -> Iterator[tuple[str, Counter, Counter]]:
-    """Find the records whose values, or their shares, differ between two recipes' runs, or vary.
+    """Find the records whose values, or the shares of their values, differ between two recipes.
 
-    A value that varies in both recipes alike is among them only if a recipe's file sets it.
+    A record that a recipe's file sets is also among them if its values vary in both recipes alike.
     """
     all_runs = runs + reference_runs
-    for key in ChainMap(*[run.facts for run in all_runs]):
+    all_facts: dict[str, Any] = {}
+    for run in all_runs:
+        all_facts |= run.facts
+    for key in all_facts:
         values = count_values(runs, key)
         reference_values = count_values(reference_runs, key)
         if not is_compared(key, values, reference_values):
@@ -157,30 +172,34 @@ def find_unlike_records(
             yield key, values, reference_values
 
 
-def count_values(runs: list[Run], key: str) -> Counter:
-    """Count the values of a record. A run whose records do not tell has none."""
+def count_values(runs: list[Run], key: str) -> Counter[str]:
+    """Count the values of a record over runs. Runs whose records do not tell are not counted."""
     values: Counter[str] = Counter()
     for run in runs:
         if key in run.facts:
             values[str(run.facts[key])] += 1
-        elif not run.unknown_keys or not key.startswith(run.unknown_keys):
+        elif not key.startswith(run.unknown_prefixes):
             values["none"] += 1
     return values
 
 
-def is_compared(key: str, values: Counter, reference_values: Counter) -> bool:
+def is_compared(key: str, values: Counter[str], reference_values: Counter[str]) -> bool:
     """Tell if a record is compared: names, folders and what follows from a recipe are not.
 
-    A file that several runs name can change the code or the speed. A file of a single run is its
-    log.
+    A file is compared if several runs name it, because it can change the code or the speed. A file
+    of a single run is the run's log.
     """
     if key.startswith((*RUN_NAMES, *DERIVED_KEYS)) or not values or not reference_values:
         return False
-    recorded_values = values + reference_values
-    del recorded_values["none"]
-    if key in HARMLESS_KEYS or not all(text.startswith(FOLDER_STARTS) for text in recorded_values):
+    if key in HARMLESS_KEYS:
         return True
-    return any(is_file(path) and count > 1 for path, count in recorded_values.items())
+    has_shared_file = False
+    for value, count in (values + reference_values).items():
+        if value != "none" and not value.startswith(PATH_STARTS):
+            return True
+        if is_file(value) and count > 1:
+            has_shared_file = True
+    return has_shared_file
 
 
 def is_file(path: str) -> bool:
@@ -189,16 +208,16 @@ def is_file(path: str) -> bool:
 
 
 def are_packages_known(runs: list[Run]) -> bool:
-    """Tell if the packages of all runs are known: otherwise the names of environment files stand
-    for them."""
-    return not any("packages." in run.unknown_keys for run in runs)
+    """Tell if the packages of all runs are known. Then the environment files' names add nothing."""
+    return not any("packages." in run.unknown_prefixes for run in runs)
 
 
 def is_harmless(key: str, runs: list[Run], keys_of_files: tuple[str, ...]) -> bool:
     """Tell if a difference forbids nothing.
 
-    A step's work may differ where the recipes' files set more than FP8 and compilation. Compiled
-    code chooses what it recomputes.
+    A step's FLOPs and parameters, which the proof shows, may differ if the recipes' files set more
+    than FP8 and compilation. The FLOPs may also differ if activations are recomputed: compiled code
+    chooses which ones.
     """
     if key == "proof.matmul_flops" and any(has_recomputation(run) for run in runs):
         return True
@@ -218,11 +237,11 @@ def has_recomputation(run: Run) -> bool:
     return run.facts.get(RECOMPUTATION, "none") != "none"
 
 
-def is_mixed(key: str, values: Counter, reference_values: Counter) -> bool:
-    """Tell if both recipes have the values of a record, so that runs with equal ones compare.
+def is_mixed(key: str, values: Counter[str], reference_values: Counter[str]) -> bool:
+    """Tell if both recipes have runs with equal values of a record, which rule 3 then compares.
 
-    Software and settings: both have the same values, each in several runs. Machines: both have one
-    of the values.
+    For a machine one common value is enough. Otherwise both recipes need all values, each in
+    several runs.
     """
     if key.startswith(MACHINE_KEYS):
         return bool(values.keys() & reference_values.keys())
@@ -230,15 +249,15 @@ def is_mixed(key: str, values: Counter, reference_values: Counter) -> bool:
     return values.keys() == reference_values.keys() and lowest_count > 1
 
 
-def find_shares(values: Counter) -> dict[str, float]:
+def find_shares(values: Counter[str]) -> dict[str, float]:
     """Divide the counts of values by their sum."""
     return {value: count / values.total() for value, count in values.items()}
 
 
-def describe_values(values: Counter) -> str:
+def describe_values(values: Counter[str]) -> str:
     """Write values, each with its share of the runs if there are several."""
     if len(values) == 1:
-        return next(iter(values))
+        return "".join(values)
     shares = sorted(find_shares(values).items())
     return ", ".join(f"{value} ({share:.0%})" for value, share in shares)
 
@@ -252,27 +271,39 @@ def list_first(sentences: list[str]) -> str:
 
 
 def compare_graphs(runs: list[Run]) -> list[str]:
-    """Compare the numbers of compiled graphs, which a recipe in two precisions has twice."""
-    graphs = [run.proof.compiled_graphs or 0 for run in runs if run.proof]
+    """Say if some runs compiled more than twice as many graphs as others.
+
+    Twice as many are right: a recipe with steps in bf16 and in FP8 compiles each graph twice.
+    """
+    graphs = []
+    for run in runs:
+        if run.record.proof:
+            graphs.append(run.record.proof.compiled_graphs or 0)
     if graphs and 2 * min(graphs) < max(graphs):
         return [f"from {min(graphs)} to {max(graphs)} graphs were compiled"]
     return []
 
 
-def differing_keys(recipe: str, reference: str) -> list[str]:
-    """List the keys that two recipes' files set differently; all keys of FP8 if a recipe has no
+def find_keys_of_files(recipe: str, reference: str) -> tuple[str, ...]:
+    """Find the keys that two recipes' files set differently; all keys of FP8 if a recipe has no
     file."""
     keys = read_recipe_keys(recipe)
     reference_keys = read_recipe_keys(reference)
     if not keys or not reference_keys:
-        return ["quantize."]
-    all_keys = keys | reference_keys
-    return [key for key in all_keys if keys.get(key) != reference_keys.get(key)]
+        return ("quantize.",)
+    differing_keys = []
+    for key in keys | reference_keys:
+        if keys.get(key) != reference_keys.get(key):
+            differing_keys.append(key)
+    return tuple(differing_keys)
 
 
 @cache
-def read_recipe_keys(recipe: str) -> dict:
-    """Read the keys set by a recipe's file and its parents over base.yaml; none without a file."""
+def read_recipe_keys(recipe: str) -> dict[str, Any]:
+    """Read what a recipe's file and its parents set, without base.yaml, by key.path.
+
+    Empty without a file.
+    """
     file = yaml_files(RECIPES).get(recipe)
     if recipe == "base" or not file:
         return {}
@@ -282,15 +313,17 @@ def read_recipe_keys(recipe: str) -> dict:
 
 def is_fp8(recipe: str, runs: list[Run]) -> bool:
     """Tell if a recipe is in FP8, by the records of its runs, else by its file."""
-    recorded = [run.facts[FLOAT8] for run in runs if FLOAT8 in run.facts]
-    return bool(recorded or read_recipe_keys(recipe).get(FLOAT8))
+    for run in runs:
+        if FLOAT8 in run.facts:
+            return True
+    return FLOAT8 in read_recipe_keys(recipe)
 
 
 # ---- rule 2 ----
 
 
 def find_record_faults(runs: list[Run]) -> list[str]:
-    """List the contradictions between records of a recipe's runs, each with its runs."""
+    """List the contradictions within the records of a recipe's runs, each with its runs."""
     names_by_fault = defaultdict(list)
     for run in runs:
         for fault in check_records(run):
@@ -303,21 +336,25 @@ def find_record_faults(runs: list[Run]) -> list[str]:
 
 
 def check_records(run: Run) -> Iterator[str]:
-    """Compare the recipe's file, the resolved recipe and the proof.
+    """Say where the recipe's file, the resolved recipe and the proof of a run contradict.
 
-    What a run checks before it ends is trusted: the FP8 FLOPs of its layers, compiled graphs.
+    The FP8 FLOPs of each layer, and the number of compiled graphs, are not checked here: the run
+    itself checks them before it ends.
     """
-    proof = run.proof
+    proof = run.record.proof
     if not proof or not run.timings:
         yield "its records do not show what ran in FP8, and when"
         return
-    resolved = run.facts.get(FLOAT8)
+    resolved_scaling = run.facts.get(FLOAT8)
     keys = read_recipe_keys(run.recipe)
-    scalings = [keys.get(FLOAT8) if keys else resolved, resolved, proof.recipe_name]
-    if len(set(scalings)) > 1:
-        names = ", ".join(scaling or "bf16" for scaling in scalings)
+    file_scaling = keys.get(FLOAT8) if keys else resolved_scaling
+    scaling_names = [file_scaling, resolved_scaling, proof.recipe_name]
+    if len(set(scaling_names)) > 1:
+        names = ", ".join(scaling or "bf16" for scaling in scaling_names)
         yield f"recipe, resolved recipe and proof do not name one scaling: {names}"
-    promised = promised_share(run)
+    promised = 0.0
+    if run.facts.get(FILTER) in HEAD_FILTERS:
+        promised = find_promised_share(run.record, proof.recipe_name)
     if proof.emulated:
         yield "its FP8 matmuls were emulated"
     elif proof.fp8_share < MIN_PROMISED_PART * promised:
@@ -327,25 +364,29 @@ def check_records(run: Run) -> Iterator[str]:
         yield f"{len(proof.parameters.orphans)} of its parameters are in no optimizer"
     if proof.parameters.still_in_first_step:
         yield f"{len(proof.parameters.still_in_first_step)} of its parameters did not move"
-    for evidence in proof.model_extra.values():  # of extensions
+    for evidence in (proof.model_extra or {}).values():  # of extensions
         for name, value in evidence.items():
             expected = evidence.get(f"{name}_expected")
             if expected and value > expected * (1 + COUNT_TOLERANCE):
                 yield f"{name} is {value / expected:.2f} times the expected"
 
 
-def promised_share(run: Run) -> float:
-    """Work out the share of matmul FLOPs that the recipe's scaling runs in FP8 outside the head: 0,
-    no promise, if the filter leaves out more than the head.
+def find_promised_share(record: RunRecord, scaling_name: str | None) -> float:
+    """Work out which share of the matmul FLOPs runs in FP8 if all layers except the head do.
 
-    With experts the share comes out too small, because a token meets only some of the parameters.
+    0 in bf16, and if head and embedding are one tensor: the head's size is then unknown. With
+    experts the share comes out too small, because a token meets only some of the parameters.
     """
-    record = run.record
-    # Causality halves attention, so the two counts differ by half of it.
-    attention = 2 * (record.flops_per_token - record.flops_per_token_causal)
-    multiplied = (record.flops_per_token - attention) / 6  # parameters without the embedding
-    head = record.parameters - multiplied  # as large as the embedding; 0 if they are one tensor
-    scaling = SCALINGS.get(run.proof.recipe_name)
-    if not scaling or run.facts.get(FILTER) not in HEAD_FILTERS or head <= 1:
+    scaling = SCALINGS.get(scaling_name) if scaling_name else None
+    if not scaling:
         return 0.0
-    return (1 - head / multiplied) * scaling.matmuls / 3
+    # A causal mask halves the FLOPs of attention, so the two counts differ by this half.
+    attention_flops = 2 * (record.flops_per_token - record.flops_per_token_causal)
+    # 2 FLOPs for each of three matmuls: of the forward pass, of the inputs' gradient, of the
+    # weights' gradient. The embedding is not multiplied.
+    multiplied_parameters = (record.flops_per_token - attention_flops) / 6
+    embedding_parameters = record.parameters - multiplied_parameters
+    if embedding_parameters <= 1:  # rounding
+        return 0.0
+    head_share = embedding_parameters / multiplied_parameters  # the head is as large
+    return (1 - head_share) * scaling.matmuls / 3

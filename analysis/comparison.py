@@ -1,4 +1,4 @@
-"""Compare each recipe with its reference: one outcome, and the reasons limiting it."""
+"""Compare each recipe with its reference: one outcome, and the reasons that limit it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,7 +10,7 @@ from analysis.losses import (
     SAME,
     LossVerdict,
     check_batches,
-    check_first_losses,
+    check_beginnings,
     compare_final_losses,
     compare_lost_runs,
     describe_gap,
@@ -66,7 +66,8 @@ class Comparison:
 
     Args:
         fp8: the recipes in FP8.
-        results: of all recipes except the reference; empty without a completed run of it.
+        results: by recipe, of all recipes except the reference; empty if the reference has no
+            completed run.
     """
 
     study: Study
@@ -76,8 +77,8 @@ class Comparison:
 
     @property
     def best(self) -> ComparisonResult:
-        """The FP8 recipe with the best outcome, of several the fastest; one without a name if no
-        recipe is in FP8."""
+        """The result of the FP8 recipe with the best outcome, of several the fastest. Its `recipe`
+        is empty if no recipe is in FP8."""
         outcomes = [*Outcome]
 
         def rank(result: ComparisonResult) -> tuple:
@@ -89,7 +90,8 @@ class Comparison:
 
     @property
     def undecided(self) -> list[ComparisonResult]:
-        """The FP8 recipes that are faster than one with a plain yes, with an undecided loss."""
+        """The results of FP8 recipes that are faster than the best one, with an undecided loss;
+        empty unless the best outcome is a yes."""
         best = self.best
         if best.outcome != Outcome.YES:
             return []
@@ -103,59 +105,64 @@ class Comparison:
 
 
 def compare(study: Study, reference: str | None = None) -> Comparison:
-    """Compare all recipes of a study with compiled bf16, or with the named reference.
+    """Compare all recipes of a study with one reference.
+
+    Args:
+        reference: a recipe; by default `choose_reference` chooses one.
 
     Raises:
-        StudyError: there is no completed run of that reference.
+        StudyError: a recipe is named that has no completed run.
     """
     if reference and reference not in study.completed_by_recipe:
         raise StudyError(
             f"--reference {reference}: no run of it was completed; the recipes are "
             f"{', '.join(study.recipes)}"
         )
-    fp8 = [recipe for recipe in study.recipes if is_fp8(recipe, study.runs_by_recipe[recipe])]
+    fp8 = [recipe for recipe in study.recipes if is_fp8(recipe, study.recorded_by_recipe[recipe])]
     reference = reference or choose_reference(study, fp8)
+    is_bf16_reference = reference not in fp8
     results = {}
-    for recipe in study.recipes:
-        if recipe != reference and reference in study.completed_by_recipe:
-            recipes_judged = len(fp8) if recipe in fp8 else 1
-            has_fair_reference = reference not in fp8
-            results[recipe] = compare_recipe(
-                study, recipe, reference, recipes_judged, has_fair_reference
-            )
+    if reference in study.completed_by_recipe:
+        for recipe in study.recipes:
+            if recipe != reference:
+                recipes_judged = len(fp8) if recipe in fp8 else 1
+                results[recipe] = compare_recipe(
+                    study, recipe, reference, recipes_judged, is_bf16_reference
+                )
     return Comparison(study, reference, fp8, results)
 
 
 def choose_reference(study: Study, fp8: list[str]) -> str:
-    """Choose the study's reference, but compiled bf16 in place of eager bf16 where FP8 is compiled:
-    anything else would be unfair."""
+    """Choose the study's reference. Compiled bf16 takes the place of eager bf16 if a run in FP8 is
+    compiled, because eager bf16 would be unfair, and if the study has compiled bf16."""
     if study.file.reference != BASELINE:
         return study.file.reference
-    is_compiled = any(
-        run.facts.get("compiled") for recipe in fp8 for run in study.runs_by_recipe[recipe]
-    )
-    return COMPILED if is_compiled or COMPILED in study.recipes else BASELINE
+    if COMPILED in study.recipes:
+        return COMPILED
+    for recipe in fp8:
+        for run in study.recorded_by_recipe[recipe]:
+            if run.facts.get("compiled"):
+                return COMPILED
+    return BASELINE
 
 
 def compare_recipe(
-    study: Study, recipe: str, reference: str, recipes_judged: int, has_fair_reference: bool
+    study: Study, recipe: str, reference: str, recipes_judged: int, is_bf16_reference: bool
 ) -> ComparisonResult:
     """Compare a recipe with its reference by all rules.
 
     Args:
-        recipes_judged: how many recipes are judged together.
-        has_fair_reference: whether the reference is in bf16.
+        recipes_judged: how many recipes are judged together: intervals are wider (Bonferroni).
     """
     runs = study.completed_by_recipe.get(recipe, [])
     reference_runs = study.completed_by_recipe[reference]
-    all_runs = study.runs_by_recipe[recipe]
-    all_reference_runs = study.runs_by_recipe[reference]
+    recorded_runs = study.recorded_by_recipe[recipe]
+    recorded_reference_runs = study.recorded_by_recipe[reference]
 
     # Rules 1 and 2: can the runs be compared?
-    recorded_runs = runs or [run for run in all_runs if run.record]
     differences = Differences()
     if recorded_runs:
-        differences = compare_records(recorded_runs, reference_runs)
+        differences = compare_records(runs or recorded_runs, reference_runs)
     breaches = differences.forbidden
     if runs:
         breaches = find_record_faults(runs) + find_record_faults(reference_runs) + breaches
@@ -166,14 +173,18 @@ def compare_recipe(
 
     # Rules 4 to 6: is its loss the same, and did it lose no more runs?
     loss = compare_final_losses(runs, reference_runs, recipes_judged)
-    other_beginnings = check_first_losses(all_runs, all_reference_runs)
-    other_batches = check_batches(runs, reference_runs)
-    doubts = other_beginnings
-    if not other_beginnings:
-        doubts = find_far_runs(runs, reference_runs) + find_far_runs(reference_runs, runs)
-        doubts += other_batches + find_equal_losses(runs, reference_runs) + describe_gap(loss)
-    lost_runs = compare_lost_runs(all_runs, all_reference_runs, are_paired=not other_beginnings)
-    doubts = doubts + lost_runs.reasons
+    different_beginnings = check_beginnings(recorded_runs, recorded_reference_runs)
+    different_batches = check_batches(runs, reference_runs)
+    are_paired = not different_beginnings
+    doubts = [*different_beginnings]
+    if are_paired:
+        doubts += find_far_runs(runs, reference_runs) + find_far_runs(reference_runs, runs)
+        doubts += different_batches
+        doubts += find_equal_losses(runs, reference_runs)
+        doubts += describe_gap(loss)
+    all_runs = study.runs_by_recipe
+    lost_runs = compare_lost_runs(all_runs[recipe], all_runs[reference], are_paired)
+    doubts += lost_runs.reasons
 
     if study.on_cpu:
         outcome = Outcome.CPU
@@ -181,15 +192,15 @@ def compare_recipe(
         outcome = Outcome.NO_VERDICT
     elif lost_runs.diverges:
         outcome = Outcome.DIVERGED
-    elif not runs or not has_fair_reference:
+    elif not runs or not is_bf16_reference:
         outcome = Outcome.NO_REFERENCE
     else:
         outcome = judge_speed(speed)
     if outcome == Outcome.YES:
-        same_batches = not other_beginnings and not other_batches
-        outcome = judge_loss(loss, same_batches, has_doubts=bool(doubts))
+        has_same_batches = are_paired and not different_batches
+        outcome = judge_loss(loss, has_same_batches, has_doubts=bool(doubts))
 
-    # Speeds of a CPU say nothing, and neither does what contradicts them.
+    # Speeds of a CPU say nothing, and what contradicts them says nothing either.
     caveats = [] if study.on_cpu else speed.caveats
     return ComparisonResult(
         recipe=recipe,
@@ -205,8 +216,8 @@ def compare_recipe(
 def judge_speed(speed: SpeedUp) -> Outcome:
     """Judge the speed: `YES` if the recipe is faster.
 
-    An honest way to count that contradicts the ratio forbids a plain answer, yes or no. So does a
-    difference below 1 %, because two GPUs of one model differ as much.
+    A caveat, such as an honest way to count that contradicts the ratio, forbids a yes and a no. So
+    does a difference below 1 %, because two GPUs of one model differ as much.
     """
     ratio = speed.ratio
     is_slower = ratio.mean < 1 - EQUAL_SPEED
@@ -226,14 +237,14 @@ def judge_speed(speed: SpeedUp) -> Outcome:
     return Outcome.CANNOT_TELL
 
 
-def judge_loss(loss: LossVerdict, same_batches: bool, has_doubts: bool) -> Outcome:
+def judge_loss(loss: LossVerdict, has_same_batches: bool, has_doubts: bool) -> Outcome:
     """Judge the loss of a recipe that is faster.
 
     Args:
-        same_batches: whether runs of one seed read the same batches.
+        has_same_batches: whether runs of one seed read the same batches.
         has_doubts: whether something forbids a plain yes.
     """
-    if loss.word == HIGHER and same_batches:
+    if loss.word == HIGHER and has_same_batches:
         return Outcome.HIGHER_LOSS
     if has_doubts:
         return Outcome.NO_PLAIN_YES

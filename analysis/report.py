@@ -2,8 +2,8 @@
 
     python -m analysis.report runs/four_way-2026-11-22 --html report.html
 
-RUNS are run directories, or folders that hold some. Prints the answer, a table with a row a recipe,
-and what limits them; `--verbose` adds other recipes and each run.
+RUNS are run directories, or folders that hold some. Prints the answer, a table of the recipes, and
+what limits the answer; `--verbose` adds the evidence on the other recipes, and a table of the runs.
 
 Exit codes: 2 for bad input.
 """
@@ -25,7 +25,11 @@ from models.errors import InputError
 
 
 def print_report(comparison: Comparison, verbose: bool) -> None:
-    """Print the answer, a row a recipe, and what limits them; `verbose` adds the rest."""
+    """Print the answer, the table of recipes, and what limits the answer.
+
+    Args:
+        verbose: also print the evidence on the other recipes, the table of runs, and notes.
+    """
     sentences = answer.write_answer(comparison)
     limits = answer.write_limits(comparison, sentences[0])
     print(f"\n{answer.QUESTION}", *sentences, sep="\n")
@@ -42,9 +46,9 @@ def format_table(table: pd.DataFrame) -> str:
 
 
 def write_json(comparison: Comparison) -> bytes:
-    """Write all figures for programs, the answer first. Unknown numbers are null."""
+    """Write all numbers for programs as JSON, the answer first. Unknown numbers are null."""
     best = comparison.best
-    undecided = []  # faster recipes with an undecided loss, beside a plain yes
+    undecided = []
     for result in comparison.undecided:
         ratio = result.speed.ratio._asdict()
         runs_needed = result.loss.runs_needed
@@ -70,8 +74,13 @@ def write_json(comparison: Comparison) -> bytes:
 
 
 def render(template: str, **values) -> str:
-    """Fill in a template of analysis/templates/, or another one by its path from the project."""
-    from analysis import plots  # matplotlib: a second
+    """Fill in a template.
+
+    Args:
+        template: the name of a file in analysis/templates/, or a path in the project.
+        values: of the template's variables.
+    """
+    from analysis import plots  # here, because matplotlib takes a second
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([Path(__file__).with_name("templates"), ROOT]),

@@ -2,10 +2,11 @@
 
 A run is read from its directory, or from the two files of a study that is kept in results/:
 
-    runs.jsonl      a `PackedRun` a line
-    steps.parquet   a row a step of each attempt: `log_table` of metrics.jsonl, and `run`
+    runs.jsonl      a line for each run: `PackedRun`
+    steps.parquet   a row for each step of each attempt: the columns of `log_table`, and `run`, the
+                    run's folder
 
-Times are in seconds, shares of 1.
+Times are in seconds. A share is a number from 0 to 1.
 """
 
 import io
@@ -45,9 +46,9 @@ from experiments.records.run import (
 
 MIN_SEEDS = 3  # of each recipe, for a verdict on the loss
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
-MAX_ERROR_LENGTH = 200  # characters of an error in an ending
+MAX_ERROR_LENGTH = 200  # characters of an error message that an ending quotes
 PACKED_STEPS = "steps.parquet"
-LARGEST_NUMBER = 1e39  # in a log
+LARGEST_NUMBER = 1e39  # a log with a larger number is damaged
 # Endings of runs.
 COMPLETED = "completed"
 DIVERGED = "diverged"
@@ -56,7 +57,7 @@ KILLED = "running or killed"
 NO_RECORD = "left no record"
 UNREADABLE = "unreadable records"
 SHORT_LOG = "too short a log"
-# Columns of a log's table. The table has more columns where extensions add to a log.
+# Columns of a log's table, and their types. Extensions may add columns.
 COLUMNS = {
     "attempt": int,
     "step": int,
@@ -74,25 +75,82 @@ COLUMNS = {
 }
 
 
+# ---- steps ----
+
+
+@cache
+def empty_steps() -> pd.DataFrame:
+    """Make the steps of a run without a log: one table for all such runs."""
+    return steps_table(log_table([]), {})
+
+
+def log_table(log: list[LogInterval]) -> pd.DataFrame:
+    """Make a table of a log: a row for each step of each attempt.
+
+    It has `COLUMNS`, and a column `EXTENSION.NAME` for what an extension adds.
+    """
+    # A log interval {step: 20, losses: [3.1, 3.0], step_s: [0.5, 0.6], lr: 0.01} becomes two rows:
+    # 19: loss 3.1, step_s 0.5, lr NaN
+    # 20: loss 3.0, step_s 0.6, lr 0.01
+    rows: list[dict[str, Any]] = []
+    columns = [*COLUMNS]
+    for interval in log:
+        mean_s = fmean(interval.step_s)
+        for number, step in enumerate(interval.steps):
+            row = {
+                "attempt": interval.attempt,
+                "step": step,
+                "is_steady": step not in interval.not_steady,
+                "memory_was_short": step in interval.allocator_retries,
+                "loss": interval.losses[number],
+                "step_s": interval.step_s[number],
+                "data_wait_s": interval.data_wait_s[number],
+                "tokens": interval.tokens_per_s * mean_s,
+                "valid_tokens": interval.valid_tokens_per_s * mean_s,
+                "peak_memory_bytes": interval.peak_memory_bytes,
+            }
+            rows.append(row)
+        last_row = rows[-1]
+        last_row["lr"] = interval.lr
+        last_row["grad_norm"] = interval.grad_norm
+        last_row["elapsed_s"] = interval.elapsed_s
+        for extension, section in (interval.model_extra or {}).items():
+            for key, value in section.items():
+                column = f"{extension}.{key}"
+                last_row[column] = value
+                if column not in columns:
+                    columns.append(column)
+    return pd.DataFrame(rows, columns=columns).astype(COLUMNS)
+
+
+def steps_table(log: pd.DataFrame, stretches: dict[str, Stretch]) -> pd.DataFrame:
+    """Make `Run.steps` of the table of a log. `stretches`: of the proof, by first step."""
+    attempt_s = log.groupby("attempt")["elapsed_s"].max()  # each attempt's clock begins at 0
+    earlier_attempts_s = log["attempt"].map(attempt_s.cumsum() - attempt_s)
+    table = log.assign(wall_s=log["elapsed_s"] + earlier_attempts_s, in_fp8=True)
+    table = table.drop(columns="elapsed_s")
+    # A killed process loses its last steps; the next one makes them again.
+    table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
+    for first, stretch in stretches.items():
+        table.loc[int(first) :, "in_fp8"] = stretch.in_fp8
+    return table
+
+
+# ---- a run ----
+
+
 @dataclass(eq=False)
-class Run:
-    """A run, or a planned run without records.
+class PlannedRun:
+    """A run of a study. `Run` is a planned run with records; others have no step.
 
     Args:
         seed: as text, because the seed of an unreadable run is its folder's name; empty if none
             was set.
-        path: the run directory; None where there is none.
         ending: how the run ended.
-        lost_attempts: the endings of earlier attempts that failed or diverged and whose steps were
-            made again.
-        facts: all known values of record, resolved recipe, proof and environment by key.path.
-        unknown_keys: what keys begin with that the run's records do not tell, as older records.
-        place: the GPU, or the first of several, for people.
-        machines, gpus: names of the machines and GPUs that the run used; empty if unknown.
-        attempts: the attempts whose steps count.
-        packages: versions by the name of the environment file; None where the file is missing.
-        spans: start and end of each attempt; of a killed attempt the end of its log.
-        steps: a row a step, of the last attempt that made the step. Columns:
+        lost_endings: how earlier attempts ended that failed or diverged, and whose steps were made
+            again.
+        place: the GPU, or the first of several, for people; empty if unknown.
+        steps: a row for each step, of the last attempt that made the step. Columns:
             `attempt`: its number, from 1.
             `is_steady`: the step counts for a rate.
             `in_fp8`: the step is in FP8.
@@ -101,9 +159,8 @@ class Run:
             `memory_was_short`: the allocator had to free cached memory.
             `lr`, `grad_norm`, `wall_s`, and `EXTENSION.NAME` of an extension: NaN except at the end
             of each log interval. `wall_s` counts all attempts, their starts included.
-        timings: of each attempt that finished its first step.
-        steady_steps: the steps that count for rates.
-        clock: wall time at the end of each log interval, by step.
+        steady_steps: the rows of `steps` that count for rates.
+        clock: `wall_s` at the end of each log interval, by step.
         length: the last step of the log; 0 without a step.
         first_step_s: from process start to the end of the first step, the sum over all attempts;
             NaN if unknown.
@@ -113,39 +170,20 @@ class Run:
 
     recipe: str
     seed: str
-    path: Path | None = None
     ending: str = NO_RECORD
-    lost_attempts: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    unknown_keys: tuple[str, ...] = ()
+    lost_endings: list[str] = field(default_factory=list)
     place: str = ""
-    machines: frozenset[str] = frozenset()
-    gpus: frozenset[str] = frozenset()
-    attempts: list[Attempt] = field(default_factory=list)
-    packages: dict[str, dict[str, str] | None] = field(default_factory=dict)
-    spans: list[tuple[datetime, datetime]] = field(default_factory=list)
-    steps: pd.DataFrame = field(default_factory=lambda: empty_steps())
-    record: RunRecord | None = None
-    timings: list[Timing] = field(default_factory=list)
-    proof: Proof | None = None
+    steps: pd.DataFrame = field(default_factory=empty_steps)
     steady_steps: pd.DataFrame = field(init=False)
     clock: pd.Series = field(init=False)
     length: int = field(init=False)
-    first_step_s: float = field(init=False)
-    fp8_share: float = field(init=False)
+    first_step_s: float = field(init=False, default=math.nan)
+    fp8_share: float = field(init=False, default=math.nan)
 
     def __post_init__(self) -> None:
         self.steady_steps = self.steps[self.steps["is_steady"]]
         self.clock = self.steps["wall_s"].dropna()
         self.length = max(self.steps.index, default=0)
-        self.first_step_s = math.nan
-        if self.timings:
-            self.first_step_s = sum(timing.time_to_first_step_s for timing in self.timings)
-        self.fp8_share = math.nan
-        if self.proof and self.proof.emulated:
-            self.fp8_share = 0.0
-        elif self.proof:
-            self.fp8_share = self.proof.fp8_share * self.steps["in_fp8"].mean()
 
     @property
     def name(self) -> str:
@@ -157,12 +195,54 @@ class Run:
         return self.ending == COMPLETED
 
 
+@dataclass(eq=False, kw_only=True)
+class Run(PlannedRun):
+    """A run with records.
+
+    Args:
+        path: the run directory.
+        record: run.json.
+        attempts: the attempts whose steps count.
+        spans: start and end of each attempt; of a killed attempt the end of its log.
+        packages: versions by the name of the environment file; None where the file is missing.
+        facts: all known values of record, resolved recipe, proof and environment by key.path.
+        unknown_prefixes: beginnings of the keys of which the records do not tell, for example
+            because they are older than the keys.
+        machines, gpus: names of the machines and GPUs that the run used; empty if unknown.
+        timings: of each attempt that finished its first step.
+    """
+
+    path: Path
+    record: RunRecord
+    attempts: list[Attempt] = field(default_factory=list)
+    spans: list[tuple[datetime, datetime]] = field(default_factory=list)
+    packages: dict[str, dict[str, str] | None] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    unknown_prefixes: tuple[str, ...] = ()
+    machines: frozenset[str] = frozenset()
+    gpus: frozenset[str] = frozenset()
+    timings: list[Timing] = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.timings = list_timings(self.record)
+        if self.timings:
+            self.first_step_s = sum(timing.time_to_first_step_s for timing in self.timings)
+        proof = self.record.proof
+        if proof and proof.emulated:
+            self.fp8_share = 0.0
+        elif proof:
+            self.fp8_share = proof.fp8_share * self.steps["in_fp8"].mean()
+
+
 # ---- a run directory ----
 
 
 def read_run(path: Path) -> Run:
     """Read a run directory. Raises `RecordError` if a record is missing or does not fit."""
     record = read_run_record(path)
+    if record is None:
+        raise RecordError(f"{path}: holds no {RUN_RECORD}")
     log = log_table(read_log(path / METRICS))
     return make_run(path, record, log, read_yaml(path / RECIPE), read_environments(path, record))
 
@@ -179,36 +259,37 @@ def make_run(
     Args:
         log: as `log_table` makes it.
         recipe: the sections of recipe.yaml.
-        environments: of the attempts whose environment is known, by name.
+        environments: by the name of the environment file; missing where there is none.
     """
-    attempts = record.attempts
+    check_attempts(path, record.attempts, log)
+    steps = steps_table(log, record.proof.stretches if record.proof else {})
+    attempts = find_counted_attempts(record, steps)
+    packages: dict[str, dict[str, str] | None] = {}
+    for attempt in attempts:
+        environment = environments.get(attempt.environment)
+        packages[attempt.environment] = environment.packages if environment else None
     last = record.last_attempt
-    check_attempts(path, attempts, log)
     run = Run(
         recipe=record.recipe,
         seed=str(record.seed),
-        path=path,
         ending=describe_ending(last),
-        # Slurm may call every GPU of a host 0, and each container has a host name of its own.
+        lost_endings=find_lost_endings(record.attempts, log, steps),
+        # The UUID is safer: Slurm may call every GPU of a host 0, and a container invents a host.
         place=last.hardware.uuid or f"GPU {last.hardware.visible_devices} of {last.host}",
-        spans=find_spans(attempts, log),
-        steps=steps_table(log, record.proof.stretches if record.proof else {}),
+        steps=steps,
+        path=path,
         record=record,
-        timings=[attempt.timing for attempt in attempts if attempt.timing],
-        proof=record.proof,
+        attempts=attempts,
+        spans=find_spans(record.attempts, log),
+        packages=packages,
+        facts=collect_facts(record, attempts, steps, recipe),
+        unknown_prefixes=find_unknown_prefixes(record, attempts),
     )
     if run.completed and run.length < record.steps:
         run.ending = SHORT_LOG
-    missing = missing_steps(run.steps.index, run.length)
+    missing = missing_steps(steps.index, run.length)
     if run.completed and missing:
         raise RecordError(f"{path / METRICS}: has lost lines: steps {missing} are not on record")
-    run.lost_attempts = find_lost_attempts(attempts, log, run.steps)
-    run.attempts = [attempts[number - 1] for number in run.steps["attempt"].unique()] or [last]
-    run.facts = collect_facts(run, recipe)
-    run.unknown_keys = find_unknown_keys(run)
-    for attempt in run.attempts:
-        environment = environments.get(attempt.environment)
-        run.packages[attempt.environment] = environment and environment.packages
     return run
 
 
@@ -218,11 +299,24 @@ def check_attempts(path: Path, attempts: list[Attempt], log: pd.DataFrame) -> No
     Raises `RecordError`.
     """
     started = [attempt.number for attempt in attempts if attempt.timing]
-    if not log["attempt"].isin(started).all() or attempts[-1].number != len(attempts):
+    are_numbered = attempts[-1].number == len(attempts)
+    if not are_numbered or not log["attempt"].isin(started).all():
         raise RecordError(f"{path / RUN_RECORD}: attempts: one that made steps is not on record")
     for _, clock in log.dropna(subset="elapsed_s").groupby("attempt")["elapsed_s"]:
         if not clock.is_monotonic_increasing:
             raise RecordError(f"{path / METRICS}: elapsed_s: the clock runs backwards")
+
+
+def find_counted_attempts(record: RunRecord, steps: pd.DataFrame) -> list[Attempt]:
+    """Find the attempts whose steps count; the last attempt if no step was made."""
+    if steps.empty:
+        return [record.last_attempt]
+    return [record.attempts[number - 1] for number in steps["attempt"].unique()]
+
+
+def list_timings(record: RunRecord) -> list[Timing]:
+    """List the timings of the attempts that finished their first step."""
+    return [attempt.timing for attempt in record.attempts if attempt.timing]
 
 
 def find_spans(attempts: list[Attempt], log: pd.DataFrame) -> list[tuple[datetime, datetime]]:
@@ -235,19 +329,18 @@ def find_spans(attempts: list[Attempt], log: pd.DataFrame) -> list[tuple[datetim
     return spans
 
 
-def find_lost_attempts(
-    attempts: list[Attempt], log: pd.DataFrame, steps: pd.DataFrame
-) -> list[str]:
+def find_lost_endings(attempts: list[Attempt], log: pd.DataFrame, steps: pd.DataFrame) -> list[str]:
     """List how earlier attempts ended that failed or diverged, and whose steps were made again.
 
-    An attempt that was stopped or killed is not listed: a resumed run has the losses that it would
-    have had.
+    An attempt that was stopped or killed is not listed: the resumed run has the same losses.
     """
     endings = []
     for attempt in attempts[:-1]:
         last_step = log["step"][log["attempt"] == attempt.number].max()
-        last_counted_step = max(steps.index[steps["attempt"] <= attempt.number], default=0)
-        if attempt.status in ("failed", "diverged") and last_step > last_counted_step:
+        # The steps up to here that no later attempt made again.
+        counted_steps = steps.index[steps["attempt"] <= attempt.number]
+        is_made_again = last_step > max(counted_steps, default=0)
+        if attempt.status in ("failed", "diverged") and is_made_again:
             endings.append(describe_ending(attempt))
     return endings
 
@@ -270,17 +363,18 @@ def mask_numbers(text: str) -> str:
 # ---- facts ----
 
 
-def collect_facts(run: Run, recipe: dict) -> dict[str, Any]:
+def collect_facts(
+    record: RunRecord, attempts: list[Attempt], steps: pd.DataFrame, recipe: dict
+) -> dict[str, Any]:
     """Collect the values of a run's records and of its resolved recipe by key.path."""
-    facts_of_run = run.record.model_dump(exclude={"attempts", "proof"})
-    records = []
-    for attempt in run.attempts:
-        records.append(attempt.model_dump(exclude={"timing"}) | facts_of_run)
-    records.append({"tokens_per_step": f"{run.steps['tokens'].median():.0f}"})
-    if run.timings:
-        records.append({"compile_cache": run.timings[0].compile_cache})
-    if run.proof:
-        records.append(describe_step(run.proof))
+    records = [attempt.model_dump(exclude={"timing"}) for attempt in attempts]
+    records.append(record.model_dump(exclude={"attempts", "proof"}))
+    records.append({"tokens_per_step": f"{steps['tokens'].median():.0f}"})
+    timings = list_timings(record)
+    if timings:
+        records.append({"compile_cache": timings[0].compile_cache})
+    if record.proof:
+        records.append(describe_step(record.proof))
     records.append(recipe)
     return join_records(records)
 
@@ -299,39 +393,42 @@ def describe_step(proof: Proof) -> dict:
     }
 
 
-def find_unknown_keys(run: Run) -> tuple[str, ...]:
-    """List what keys begin with that the records of a run do not tell."""
-    keys = []
-    if any(attempt.variables is None for attempt in run.attempts):
-        keys.append("variables.")
-    if any(attempt.hardware.vboost is None for attempt in run.attempts):
-        keys.append("hardware.vboost")
-    if not run.proof:
-        keys.append("proof.")
-    return tuple(keys)
+def find_unknown_prefixes(record: RunRecord, attempts: list[Attempt]) -> tuple[str, ...]:
+    """List the beginnings of the keys of which the records of a run do not tell."""
+    prefixes = []
+    if any(attempt.variables is None for attempt in attempts):
+        prefixes.append("variables.")
+    if any(attempt.hardware.vboost is None for attempt in attempts):
+        prefixes.append("hardware.vboost")
+    if not record.proof:
+        prefixes.append("proof.")
+    return tuple(prefixes)
 
 
 def read_environments(path: Path, record: RunRecord) -> dict[str, Environment]:
-    """Read the environment files of a run's attempts, beside the run or in its study.
+    """Read the environment files of a run's attempts, in its directory or in its study's folder.
 
     A missing or damaged file is left out: then only its name is known.
     """
+    study_folder = path.absolute().parent.parent
     environments = {}
     for attempt in record.attempts:
-        name = attempt.environment
-        for folder in (path, path.absolute().parent.parent):
+        file_name = Path(attempt.environment).name  # a record cannot point to another folder
+        for folder in (path, study_folder):
             with suppress(RecordError):
-                environments[name] = Environment.read(folder / Path(name).name)
+                environments[attempt.environment] = Environment.read(folder / file_name)
     return environments
 
 
 def join_records(records: list[dict]) -> dict[str, Any]:
-    """Put records into one: "A, then B" where attempts of a run differ."""
-    facts = {}
+    """Join records to {key.path: value}: a value is "A, then B" where attempts of a run differ."""
+    facts: dict[str, Any] = {}
     for record in records:
         for key, value in flatten(record).items():
-            earlier_value = facts.get(key, value)
-            facts[key] = value if earlier_value == value else f"{earlier_value}, then {value}"
+            if key in facts and facts[key] != value:
+                facts[key] = f"{facts[key]}, then {value}"
+            else:
+                facts[key] = value
     return facts
 
 
@@ -355,76 +452,20 @@ def flatten(sections: dict) -> dict[str, Any]:
     return pd.json_normalize(sections).iloc[0].dropna().to_dict()
 
 
-# ---- steps ----
-
-
-@cache
-def empty_steps() -> pd.DataFrame:
-    """Make the steps of a run without a log, once for all."""
-    return steps_table(log_table([]), {})
-
-
-def log_table(log: list[LogInterval]) -> pd.DataFrame:
-    """Make a table of a log: a row a step of each attempt.
-
-    It has `COLUMNS`, and a column `EXTENSION.NAME` for what an extension adds.
-    """
-    # A log interval {step: 20, losses: [3.1, 3.0], step_s: [0.5, 0.6], lr: 0.01} becomes two rows:
-    # 19: loss 3.1, step_s 0.5, lr NaN
-    # 20: loss 3.0, step_s 0.6, lr 0.01
-    rows = []
-    columns = dict(COLUMNS)
-    for interval in log:
-        mean_s = fmean(interval.step_s)
-        for number, step in enumerate(interval.steps):
-            row = {
-                "attempt": interval.attempt,
-                "step": step,
-                "is_steady": step not in interval.not_steady,
-                "memory_was_short": step in interval.allocator_retries,
-                "loss": interval.losses[number],
-                "step_s": interval.step_s[number],
-                "data_wait_s": interval.data_wait_s[number],
-                "tokens": interval.tokens_per_s * mean_s,
-                "valid_tokens": interval.valid_tokens_per_s * mean_s,
-                "peak_memory_bytes": interval.peak_memory_bytes,
-            }
-            rows.append(row)
-        row |= {"lr": interval.lr, "grad_norm": interval.grad_norm, "elapsed_s": interval.elapsed_s}
-        for extension, section in interval.model_extra.items():
-            for key, value in section.items():
-                row[f"{extension}.{key}"] = value
-                columns[f"{extension}.{key}"] = float
-    return pd.DataFrame(rows, columns=[*columns]).astype(COLUMNS)
-
-
-def steps_table(log: pd.DataFrame, stretches: dict[str, Stretch]) -> pd.DataFrame:
-    """Make `Run.steps` of the table of a log."""
-    attempt_s = log.groupby("attempt")["elapsed_s"].max()  # each attempt's clock begins at 0
-    earlier_attempts_s = log["attempt"].map(attempt_s.cumsum() - attempt_s)
-    table = log.assign(wall_s=log["elapsed_s"] + earlier_attempts_s, in_fp8=True)
-    table = table.drop(columns="elapsed_s")
-    # A killed process loses its last steps; the next one makes them again.
-    table = table.drop_duplicates("step", keep="last").set_index("step").sort_index()
-    for first, stretch in stretches.items():
-        table.loc[int(first) :, "in_fp8"] = stretch.in_fp8
-    return table
-
-
 # ---- a kept study ----
 
 
 class PackedRun(Record):
     """The records of a run besides its steps: a line of runs.jsonl."""
 
-    folder: str  # that the run had in its study
+    folder: str  # the run's path in its study: RECIPE/SEED
     record: RunRecord
     recipe: str  # the text of recipe.yaml
     environments: dict[str, Environment]  # by the name of the file
 
 
 def read_packed_runs(folder: Path) -> list[Run]:
-    """Read the runs of a kept study. Raises `RecordError` if one of its two files does not fit."""
+    """Read the runs of a kept study. Raises `RecordError` if its two files do not fit."""
     steps = read_packed_steps(folder / PACKED_STEPS)
     runs = []
     for packed_run in read_packed_records(folder):

@@ -5,6 +5,8 @@ therefore takes several runs.
 
 Rule 3: every honest way to count tokens/s finds the same lead. Otherwise a reader might not get the
 lead that the answer promises.
+
+Ratios are estimated by the means of logarithms: the ratio a/b is then the inverse of b/a.
 """
 
 import math
@@ -12,32 +14,33 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis.runs import MIN_STEPS, Run
+from analysis.runs import MIN_STEPS, PlannedRun, Run
 from experiments.records.run import NOT_STEADY_STEPS
 
 SPEED_CONFIDENCE = 0.95  # of an interval
-MIN_STEADY_STEPS = MIN_STEPS - NOT_STEADY_STEPS  # of a run with a rate: fifths of four steps
-EQUAL_SPEED = 0.01  # two recipes are as fast within this distance: two GPUs of one model differ so
+MIN_STEADY_STEPS = MIN_STEPS - NOT_STEADY_STEPS  # of a run with a rate: each fifth has four steps
+EQUAL_SPEED = 0.01  # ratios this near to 1 count as equal: two GPUs of one model differ as much
 MAX_RUNS_NEEDED = 1000  # nobody makes more
-LEAD_TOLERANCE = 0.25  # of a promised lead, that a reader may find missing
+LEAD_TOLERANCE = 0.25  # the share of a promised lead that may be missing by another way to count
 MAX_P_VALUE = 0.01  # of a difference that chance does not explain
-MAX_CONTRADICTIONS = 2  # that are reported
+MAX_CONTRADICTIONS = 2  # that a report names
 MIN_VARIANCE = 1e-12  # of runs that are equal except for rounding
-MAX_QUICK_SHARE = 0.01  # of a run's steps, that may be quicker than their work allows
-MAX_SHORT_SHARE = 0.01  # of the steps, that may wait for the allocator
+MAX_QUICK_SHARE = 0.01  # the share of a run's steps that may be quicker than their work allows
+MAX_SHORT_SHARE = 0.01  # the share of the steps that may wait for the allocator
 
-# The levels of what runs share, and the name where it is unknown.
+# Runs are grouped by machine, or by GPU.
 MACHINES = "machines"
 GPUS = "GPUs"
-UNKNOWN = "unknown"
+UNKNOWN = "unknown"  # the group of a run whose machine or GPU is not on record
 
-# The ways to count tokens/s. With fifths a fault in a tenth of the steps shows.
+# The ways to count tokens/s. Fifths are short enough to show a fault in a tenth of the steps.
 MEAN_STEP = "the mean steady step"
 QUICK_STEPS = "the quickest tenth of the steps"
 WALL_CLOCK = "the wall clock after the first ten steps"
@@ -50,11 +53,11 @@ FIFTHS = [
     "the fourth fifth of the steps",
     "the last fifth of the steps",
 ]
-TREND = "without the trend from run to run"
+TREND = "without the trend from run to run"  # not a way to count, but named like one
 
 
 class Ratio(NamedTuple):
-    """The tokens/s of a recipe over another's, with an interval: NaN where there is none."""
+    """The tokens/s of a recipe over another's, and the ends of its interval: NaN if unknown."""
 
     mean: float
     low: float = math.nan
@@ -77,11 +80,15 @@ class Ratio(NamedTuple):
         return self.low > 1 - EQUAL_SPEED and self.high < 1 + EQUAL_SPEED
 
     def contradicts(self, promised: "Ratio") -> bool:
-        """Tell if a promised ratio misleads: its lead is a quarter off this one, or only this one
-        leads."""
-        if promised.mean < 1:
+        """Tell if this ratio shows that a promised ratio misleads.
+
+        A promised lead misleads if it is off by more than a quarter of the lead. A promised loss of
+        speed misleads if this ratio shows a lead.
+        """
+        promised_lead = promised.mean - 1
+        if promised_lead < 0:
             return self.mean > 1 + EQUAL_SPEED
-        tolerance = max(EQUAL_SPEED, LEAD_TOLERANCE * (promised.mean - 1))
+        tolerance = max(EQUAL_SPEED, LEAD_TOLERANCE * promised_lead)
         return abs(self.mean - promised.mean) > tolerance
 
 
@@ -93,7 +100,7 @@ class SpeedUp:
         ratio: by the mean steady step.
         ratio_by_method: the ratio by each way to count.
         runs: how many runs have a rate, of the recipe with fewer.
-        caveats: what contradicts the ratio; none of a single run, because nothing is known of it.
+        caveats: what contradicts the ratio; empty with a single run, which shows too little.
         runs_needed: how many runs of each recipe would tell whether it is faster, slower or as
             fast; None if unknown.
     """
@@ -131,9 +138,9 @@ def compare_speeds(
         caveats += find_impossible_speeds(ratio, runs, reference_runs)
         caveats += find_short_memory(runs) + find_short_memory(reference_runs)
     lead = abs(ratio.mean - 1)
-    needed = count_runs_needed(
-        pairs, ratio.high - ratio.low, max(lead, EQUAL_SPEED - lead), 2, confidence
-    )
+    # An interval this narrow does not contain 1, or lies within EQUAL_SPEED of 1.
+    sufficient_width = 2 * max(lead, EQUAL_SPEED - lead)
+    needed = count_runs_needed(pairs, ratio.high - ratio.low, sufficient_width, 2, confidence)
     return SpeedUp(ratio, ratios, pairs, caveats, needed)
 
 
@@ -149,12 +156,13 @@ def select_timed(runs: list[Run]) -> list[Run]:
 def count_rates(run: Run) -> dict[str, float]:
     """Count a run's tokens/s in every way.
 
-    Quantiles and fifths are of the steps in one precision: the one that most steps have.
+    If a run has steps in bf16 and in FP8, the quickest tenth and the fifths are of the steps in the
+    precision that most steps have.
     """
     steps = run.steady_steps
     total = steps[["step_s", "tokens", "valid_tokens", "data_wait_s"]].sum()
-    mostly_fp8 = steps["in_fp8"].mean() >= 0.5
-    step_s = steps["step_s"][steps["in_fp8"] == mostly_fp8].to_numpy()
+    is_mostly_fp8 = steps["in_fp8"].mean() >= 0.5
+    step_s = steps["step_s"][steps["in_fp8"] == is_mostly_fp8].to_numpy()
     mean_rate = total["tokens"] / total["step_s"]
     rates = {
         MEAN_STEP: mean_rate,
@@ -163,7 +171,7 @@ def count_rates(run: Run) -> dict[str, float]:
         VALID_TOKENS: total["valid_tokens"] / total["step_s"],
         WITHOUT_WAITS: total["tokens"] / (total["step_s"] - total["data_wait_s"]),
     }
-    # The mean of the middle half: a few slow steps say nothing of a fifth.
+    # Fifths are compared by the mean of their middle half, which a few slow steps do not change.
     middle_s = stats.trim_mean(step_s, 0.25)
     for method, fifth_s in zip(FIFTHS, np.array_split(step_s, len(FIFTHS)), strict=True):
         rates[method] = mean_rate * middle_s / stats.trim_mean(fifth_s, 0.25)
@@ -172,10 +180,10 @@ def count_rates(run: Run) -> dict[str, float]:
 
 def count_wall_clock_rate(run: Run) -> float:
     """Count tokens/s by the wall clock, without the first steps of each attempt and without the
-    compilation at a switch between bf16 and FP8."""
+    compilation at a switch between bf16 and FP8; NaN without two log intervals after these."""
     tokens = 0.0
     seconds = 0.0
-    stretches = run.proof.stretches if run.proof else {}
+    stretches = run.record.proof.stretches if run.record.proof else {}
     for _, steps in run.steps.groupby("attempt"):
         clock = steps["wall_s"].iloc[NOT_STEADY_STEPS:].dropna()
         if len(clock) > 1:
@@ -189,18 +197,19 @@ def count_wall_clock_rate(run: Run) -> float:
     return tokens / seconds if tokens else math.nan
 
 
-def tokens_per_s(run: Run) -> float:
+def tokens_per_s(run: PlannedRun) -> float:
     """Count tokens/s of the steady steps, of all devices, padding included; NaN if too short."""
-    return count_rates(run)[MEAN_STEP] if select_timed([run]) else math.nan
-
-
-def mfu(run: Run) -> float:
-    """Divide a run's FLOP/s on one GPU by the GPU's peak in bf16; NaN if either is unknown."""
-    record = run.record
-    if not record or not record.last_attempt.peak_flops:
+    if not isinstance(run, Run) or not select_timed([run]):
         return math.nan
-    flops_per_s = tokens_per_s(run) * record.flops_per_token / record.world_size
-    return flops_per_s / record.last_attempt.peak_flops.bf16
+    return count_rates(run)[MEAN_STEP]
+
+
+def mfu(run: PlannedRun) -> float:
+    """Divide a run's FLOP/s on one GPU by the GPU's peak in bf16; NaN if either is unknown."""
+    if not isinstance(run, Run) or not run.record.last_attempt.peak_flops:
+        return math.nan
+    flops_per_s = tokens_per_s(run) * run.record.flops_per_token / run.record.world_size
+    return flops_per_s / run.record.last_attempt.peak_flops.bf16
 
 
 def rate_of_steps(run: Run) -> pd.Series:
@@ -214,7 +223,8 @@ def mfu_of_steps(run: Run) -> pd.Series:
 
 
 def log_rate_table(runs: list[Run]) -> pd.DataFrame:
-    """Take logarithms of the rates of some runs: a row a run, a column a way to count."""
+    """Take logarithms of the rates of some runs: a row for each run, a column for each way to
+    count."""
     return np.log(pd.DataFrame([count_rates(run) for run in runs]))
 
 
@@ -222,11 +232,11 @@ def log_rate_table(runs: list[Run]) -> pd.DataFrame:
 
 
 def find_units(runs: list[Run], reference_runs: list[Run]) -> tuple[list[str], list[str]]:
-    """Name the unit of each run of two recipes: what counts once.
+    """Name the unit of each run of two recipes: what counts once in an interval.
 
-    Runs on one machine share what is particular to the machine, and so do runs on one GPU. If the
-    recipes had no machine in common, a machine counts once. Else if they had no GPU in common, a
-    GPU does; else a run. Where a recipe's machines or GPUs are unknown, they may be one.
+    Runs on one GPU share what is particular to the GPU, and runs on one machine what is particular
+    to the machine. The unit is a run if the recipes have a GPU in common, else a GPU if they have a
+    machine in common, else a machine. All runs on unknown GPUs or machines are one unit.
     """
     gpus, reference_gpus = group_names(runs, reference_runs, GPUS)
     machines, reference_machines = group_names(runs, reference_runs, MACHINES)
@@ -238,37 +248,49 @@ def find_units(runs: list[Run], reference_runs: list[Run]) -> tuple[list[str], l
 
 
 def has_common_name(names: list[str], reference_names: list[str]) -> bool:
-    """Tell if two recipes have a machine, or a GPU, in common that is known."""
-    return bool(set(names) & set(reference_names) - {UNKNOWN})
+    """Tell if two lists of GPUs, or of machines, have a known name in common."""
+    common_names = set(names) & set(reference_names)
+    return bool(common_names - {UNKNOWN})
 
 
 def group_names(
     runs: list[Run], reference_runs: list[Run], level: str
 ) -> tuple[list[str], list[str]]:
-    """Name the group of each run of two recipes: runs that a common machine or GPU links.
+    """Name the group of each run of two recipes.
 
-    Runs on one GPU are on one machine, whatever the machine's name.
+    Runs with a common GPU are one group, and at the level of machines so are runs with a common
+    machine. A group's name is the first by alphabet of its GPUs or of its machines.
+
+    Args:
+        level: `GPUS` or `MACHINES`.
     """
     all_runs = runs + reference_runs
-    groups: list[set[str]] = []
+    groups: list[set[str]] = []  # each holds the labels of the group's runs
+    gpus: set[str] = set()
     for run in all_runs:
-        labels = link_labels(run, level)
-        linked_groups = [group for group in groups if group & labels]
-        groups = [group for group in groups if not group & labels]
-        groups.append(labels.union(*linked_groups))
-    gpus: set[str] = set().union(*(run.gpus for run in all_runs))
+        gpus |= run.gpus
+        merged_group = link_labels(run, level)
+        separate_groups = []
+        for group in groups:
+            if group.isdisjoint(link_labels(run, level)):
+                separate_groups.append(group)
+            else:
+                merged_group |= group
+        groups = [*separate_groups, merged_group]
     names = []
     for run in all_runs:
         name = UNKNOWN
         for group in groups:
-            if group & link_labels(run, level):
-                name = min(group if level == GPUS else group - gpus, default=UNKNOWN)
+            if not group.isdisjoint(link_labels(run, level)):
+                candidates = group if level == GPUS else group - gpus
+                name = min(candidates, default=UNKNOWN)
         names.append(name)
     return names[: len(runs)], names[len(runs) :]
 
 
 def link_labels(run: Run, level: str) -> set[str]:
-    """Return what links a run to other runs: its GPUs, and at the level of machines also these."""
+    """Return what links a run to other runs: its GPUs, and at the level of machines also its
+    machines. A GPU links runs whatever names their machine has."""
     return {*run.gpus} if level == GPUS else {*run.gpus, *run.machines}
 
 
@@ -281,7 +303,11 @@ def find_ratios(runs: list[Run], reference_runs: list[Run], confidence: float) -
     estimates = np.exp(
         compare_means(runs, reference_runs, table, log_rate_table(reference_runs), confidence)
     )
-    return {method: Ratio(*estimates[:, column]) for column, method in enumerate(table)}
+    ratios = {}
+    for method, estimate in zip(table, estimates.T, strict=True):
+        mean, low, high = estimate
+        ratios[method] = Ratio(mean, low, high)
+    return ratios
 
 
 def compare_means(
@@ -293,8 +319,8 @@ def compare_means(
 ) -> np.ndarray:
     """Estimate how far the mean of one recipe's runs is above another's, by Welch's t-test.
 
-    If both recipes ran on the same several GPUs one by one, runs are paired by GPU, which takes the
-    differences between GPUs out. Else each unit counts once, however many runs it had.
+    If both recipes ran on the same GPUs in the same order, runs are paired by GPU: the differences
+    between GPUs then cancel. Otherwise each unit counts once, however many runs it had.
 
     Args:
         values, reference_values: (runs, quantities) of each recipe.
@@ -314,10 +340,11 @@ def compare_means(
 
 
 def are_paired_by_gpu(runs: list[Run], reference_runs: list[Run]) -> bool:
-    """Tell if two recipes ran on the same several GPUs one by one."""
+    """Tell if two recipes ran on the same GPUs in the same order, and on more than one."""
     gpus = [run.gpus for run in runs]
-    are_known = all(gpus) and len(set(gpus)) > 1
-    return are_known and gpus == [run.gpus for run in reference_runs]
+    reference_gpus = [run.gpus for run in reference_runs]
+    are_known = all(gpus)
+    return are_known and len(set(gpus)) > 1 and gpus == reference_gpus
 
 
 def estimate_mean(values: pd.DataFrame | pd.Series, confidence: float) -> np.ndarray:
@@ -331,21 +358,23 @@ def estimate_mean(values: pd.DataFrame | pd.Series, confidence: float) -> np.nda
 
 
 def count_runs_needed(
-    runs: int, width: float, distance: float, samples: int, confidence: float
+    runs: int, width: float, sufficient_width: float, samples: int, confidence: float
 ) -> int | None:
-    """Foretell how many runs of each recipe narrow an interval to `distance` on each side.
+    """Foretell how many runs of each recipe make an interval narrow enough.
 
     None if that takes more than `MAX_RUNS_NEEDED`, or is not known.
 
     Args:
-        runs: how many runs of each recipe the interval is from now.
-        width: from end to end of the interval now.
+        runs: how many runs of each recipe the present interval is of.
+        width: from end to end of the present interval.
         samples: 1 if runs are paired, else 2.
     """
     counts = np.arange(1, MAX_RUNS_NEEDED)
-    widths = stats.t.ppf((1 + confidence) / 2, samples * (counts - 1)) / np.sqrt(counts)
-    sufficient = counts[width * widths / widths[runs - 1] <= 2 * distance]
-    return sufficient[0] if len(sufficient) else None
+    # The width of Student's interval is proportional to this.
+    relative_widths = stats.t.ppf((1 + confidence) / 2, samples * (counts - 1)) / np.sqrt(counts)
+    widths = width * relative_widths / relative_widths[runs - 1]
+    sufficient_counts = counts[widths <= sufficient_width]
+    return sufficient_counts[0] if len(sufficient_counts) else None
 
 
 # ---- rule 3 ----
@@ -369,15 +398,7 @@ def find_contradictions(
         if ratio.low > 1:
             # Other runs of a recipe may have been slowed down.
             unlike_ratios["by the quickest run of each"] = compare_quickest(runs, reference_runs)
-        contradictions = []
-        for method, unlike_ratio in unlike_ratios.items():
-            # Nobody minds a larger lead of some steps or runs, except by trend or valid tokens.
-            is_welcome = ratio.low > 1 and unlike_ratio.mean >= ratio.mean
-            if is_welcome and method not in (TREND, f"by {VALID_TOKENS}"):
-                continue
-            if unlike_ratio.contradicts(ratio):
-                contradictions.append(f"{method} it has {unlike_ratio} times the tokens/s")
-        yield from contradictions[:MAX_CONTRADICTIONS]
+        yield from describe_contradictions(ratio, unlike_ratios)
     elif quick_ratio.low > 1 and not Ratio(quick_ratio.low).contradicts(quick_ratio):
         longest = describe_longest_step(runs + reference_runs)
         yield (
@@ -386,11 +407,32 @@ def find_contradictions(
         )
 
 
+def describe_contradictions(ratio: Ratio, unlike_ratios: dict[str, Ratio]) -> list[str]:
+    """Say which ratios contradict the promised ratio: the first ones, if there are several.
+
+    A larger lead in some steps or runs does not count, because nobody minds it. A larger lead
+    without the trend, or by valid tokens, counts: it is of all steps.
+
+    Args:
+        ratio: the promised ratio.
+        unlike_ratios: by the way to find them.
+    """
+    contradictions = []
+    for method, unlike_ratio in unlike_ratios.items():
+        is_larger_lead = ratio.low > 1 and unlike_ratio.mean >= ratio.mean
+        if is_larger_lead and method not in (TREND, f"by {VALID_TOKENS}"):
+            continue
+        if unlike_ratio.contradicts(ratio):
+            contradictions.append(f"{method} it has {unlike_ratio} times the tokens/s")
+    return contradictions[:MAX_CONTRADICTIONS]
+
+
 def describe_places(runs: list[Run], reference_runs: list[Run]) -> str:
     """Say that two recipes had no machine, or no GPU, in common, or that no record shows one."""
     machines, reference_machines = group_names(runs, reference_runs, MACHINES)
-    places = "; ".join(sorted({run.place for run in runs + reference_runs}))
-    hosts = "; ".join(sorted({run.record.last_attempt.host for run in runs + reference_runs}))
+    all_runs = runs + reference_runs
+    places = "; ".join(sorted({run.place for run in all_runs}))
+    hosts = "; ".join(sorted({run.record.last_attempt.host for run in all_runs}))
     if has_common_name(machines, reference_machines):
         return f"the recipes ran on different GPUs ({places}), which may differ in speed"
     if UNKNOWN in machines + reference_machines:
@@ -402,94 +444,104 @@ def describe_places(runs: list[Run], reference_runs: list[Run]) -> str:
 
 
 def describe_longest_step(runs: list[Run]) -> str:
-    """Name the longest steady step of some runs, beside its run's median step."""
-    relative_s = pd.concat(
-        {run.name: run.steady_steps["step_s"] / run.steady_steps["step_s"].median() for run in runs}
-    )
-    name, step = relative_s.idxmax()
-    return f"step {step} of {name} took {relative_s.max():.1f} times its median step"
+    """Name the steady step that is longest beside its run's median step."""
+    relative_s = {}
+    for run in runs:
+        step_s = run.steady_steps["step_s"]
+        relative_s[run.name] = step_s / step_s.median()
+    table = pd.concat(relative_s)
+    name, step = table.idxmax()
+    return f"step {step} of {name} took {table.max():.1f} times its median step"
 
 
 def find_unlike_ratios(
     ratios: dict[str, Ratio], runs: list[Run], reference_runs: list[Run]
 ) -> dict[str, Ratio]:
-    """Find ratios unlike the mean steady step's.
+    """Find the ratios that are unlike the ratio by the mean steady step.
 
-    They differ by more than chance, or are unclear where the mean's is clear. A t-test shows more
-    than chance. So do ranks, if all runs of one recipe differ more from their mean step than all
-    runs of the other: bursts vary too much for a t-test. Fifths of the steps vary by chance.
+    There are three cases. A t-test shows that a ratio differs by more than chance. Or the ratio by
+    the mean steady step is clear, and another ratio is not. Or the rates of all runs of one recipe
+    deviate further than those of all runs of the other: so do bursts, which vary too much for a
+    t-test. For fifths only the first case counts, because fifths vary by chance.
+
+    Returns:
+        The ratios, by the way to count. The quickest steps also have an explanation.
     """
     table = log_rate_table(runs)
     reference_table = log_rate_table(reference_runs)
+    # How far a run's rate by each way to count is from its rate by the mean steady step.
     deviations = table.sub(table[MEAN_STEP], axis="rows")
     reference_deviations = reference_table.sub(reference_table[MEAN_STEP], axis="rows")
     with warnings.catch_warnings(action="ignore"):  # runs that are equal
         test = stats.ttest_ind(deviations, reference_deviations)
     p_values = dict(zip(deviations, test.pvalue, strict=True))
-    all_above = deviations.min() > reference_deviations.max()
-    all_below = deviations.max() < reference_deviations.min()
+    are_all_above = deviations.min() > reference_deviations.max()
+    are_all_below = deviations.max() < reference_deviations.min()
     unlike_ratios = {}
     for method, ratio in ratios.items():
         is_unlike = p_values[method] < MAX_P_VALUE
         if method not in FIFTHS:
             is_unclear = ratios[MEAN_STEP].is_clear and not ratio.is_clear
-            is_unlike = is_unlike or is_unclear or all_above[method] or all_below[method]
-        if not is_unlike:
-            continue
-        if method == QUICK_STEPS:
+            is_unlike = is_unlike or is_unclear or are_all_above[method] or are_all_below[method]
+        if is_unlike and method == QUICK_STEPS:
             longest = describe_longest_step(runs + reference_runs)
             unlike_ratios[f"by {method} ({longest})"] = ratio
-        else:
+        elif is_unlike:
             unlike_ratios[f"by {method}"] = ratio
     return unlike_ratios
 
 
 def compare_quickest(runs: list[Run], reference_runs: list[Run]) -> Ratio:
     """Divide the tokens/s of the quickest run of each recipe."""
-    quickest = max(tokens_per_s(run) for run in runs)
-    return Ratio(quickest / max(tokens_per_s(run) for run in reference_runs))
+    highest_rate = max(map(tokens_per_s, runs))
+    return Ratio(highest_rate / max(map(tokens_per_s, reference_runs)))
 
 
 def estimate_trend(runs: list[Run], reference_runs: list[Run]) -> float:
-    """Estimate the ratio that order explains; 1 if the trend may be chance.
+    """Estimate the ratio that the order of the runs explains; 1 if the trend may be chance.
 
     If all runs became slower in time, the recipe that ran first looks faster.
     """
     all_runs = runs + reference_runs
     table = log_rate_table(all_runs)[[MEAN_STEP]]
     starts = pd.Series([run.record.last_attempt.start for run in all_runs])
-    table["start"] = starts.rank()
-    means = table.groupby([run.recipe for run in all_runs]).transform("mean")
+    table["order"] = starts.rank()
+    recipes = [run.recipe for run in all_runs]
+    means = table.groupby(recipes).transform("mean")  # a row for each run, with its recipe's means
     deviations = table - means
-    if not deviations["start"].any():
-        return 1.0  # all runs were made at once
-    line = stats.linregress(deviations["start"], deviations[MEAN_STEP])
+    if not deviations["order"].any():
+        return 1.0  # the runs of each recipe began at once
+    line = stats.linregress(deviations["order"], deviations[MEAN_STEP])
     if line.pvalue >= MAX_P_VALUE:
         return 1.0
-    delay = means["start"].iloc[0] - means["start"].iloc[-1]
-    return math.exp(delay * line.slope)
+    mean_order = means["order"].iloc[0]
+    reference_mean_order = means["order"].iloc[-1]
+    return math.exp((mean_order - reference_mean_order) * line.slope)
 
 
 def find_ratios_at_equal_places(
     runs: list[Run], reference_runs: list[Run], mixed_keys: Sequence[str]
 ) -> dict[str, Ratio]:
-    """Find the ratio among runs of one GPU, of one machine, and with equal records of the machine.
+    """Find the ratio within groups of runs: of one GPU, of one machine, and of equal settings.
 
     A recipe that had the quicker places more often looks faster.
+
+    Returns:
+        The ratios, by what the runs of a group share. Missing where groups make no difference.
     """
-    groups_by_way = {
+    groups_by_place = {
         "on the GPUs that both had": group_names(runs, reference_runs, GPUS),
         "on the machines that both had": group_names(runs, reference_runs, MACHINES),
     }
     for key in mixed_keys:
         values = [str(run.facts.get(key)) for run in runs]
         reference_values = [str(run.facts.get(key)) for run in reference_runs]
-        groups_by_way[f"where both have the same {key}"] = values, reference_values
+        groups_by_place[f"where both have the same {key}"] = values, reference_values
     ratios = {}
-    for way, (groups, reference_groups) in groups_by_way.items():
+    for place, (groups, reference_groups) in groups_by_place.items():
         ratio = estimate_ratio_in_groups(runs, reference_runs, groups, reference_groups)
-        if ratio:
-            ratios[way] = Ratio(ratio)
+        if ratio is not None:
+            ratios[place] = Ratio(ratio)
     return ratios
 
 
@@ -498,20 +550,29 @@ def estimate_ratio_in_groups(
 ) -> float | None:
     """Estimate the ratio of two recipes within groups of runs, by least squares.
 
-    None if groups do not differ by more than chance (an F-test), or if the recipes have none in
-    common. Unknown groups of two recipes are not the same.
+    The model is: log rate = effect of the recipe + effect of the group. An F-test compares it with
+    a model without groups. Unknown groups of two recipes are not the same group.
+
+    Args:
+        groups, reference_groups: the group of each run.
+
+    Returns:
+        None if groups do not differ by more than chance, or if the recipes have none in common.
     """
-    # log rate = recipe's effect + group's effect, beside a model without groups
-    labels = [f"{UNKNOWN} too" if group == UNKNOWN else group for group in groups]
+    labels = []
+    for group in groups:
+        labels.append(f"{UNKNOWN} too" if group == UNKNOWN else group)
     log_rates = log_rate_table(runs + reference_runs)[MEAN_STEP].to_numpy()
+    # A row for each run, a column for each effect: 1 where a run has it.
     in_recipe = np.repeat([1.0, 0.0], [len(runs), len(reference_runs)])
     in_group = pd.get_dummies(labels + reference_groups, dtype=float).to_numpy()
     simple_model = np.column_stack([in_recipe, np.ones_like(in_recipe)])
     group_model = np.column_stack([in_recipe, in_group])
     rank = np.linalg.matrix_rank(group_model)
+    has_common_group = rank > np.linalg.matrix_rank(in_group)
     added_parameters = rank - 2
     degrees_of_freedom = len(log_rates) - rank
-    if rank == np.linalg.matrix_rank(in_group) or added_parameters < 1 or degrees_of_freedom < 1:
+    if not has_common_group or added_parameters < 1 or degrees_of_freedom < 1:
         return None
     coefficients = np.linalg.lstsq(group_model, log_rates)[0]
     residual = np.square(log_rates - group_model @ coefficients).sum()
@@ -520,42 +581,50 @@ def estimate_ratio_in_groups(
     explained = (simple_residual - residual) / added_parameters
     variance = max(residual / degrees_of_freedom, MIN_VARIANCE)
     p_value = stats.f.sf(explained / variance, added_parameters, degrees_of_freedom)
-    return math.exp(coefficients[0]) if p_value < MAX_P_VALUE else None
+    recipe_effect = coefficients[0]
+    return math.exp(recipe_effect) if p_value < MAX_P_VALUE else None
 
 
 def find_impossible_speeds(
     ratio: Ratio, runs: list[Run], reference_runs: list[Run]
 ) -> Iterator[str]:
     """Say what is faster than FP8 allows: a ratio, or steps, which may have done no work."""
-    fp8_share = np.mean([run.fp8_share for run in runs])
-    limit = highest_speed_up(fp8_share)
-    if fp8_share and ratio.mean > limit:
+    fp8_share = fmean(run.fp8_share for run in runs)
+    highest_ratio = find_highest_speed_up(fp8_share)
+    if fp8_share and ratio.mean > highest_ratio:
         share = f"FP8 in {fp8_share:.0%} of the matmul FLOPs"
-        yield f"{share} gives {limit:.2f} times the tokens/s at most"
-    quickest_reference = max(count_rates(run)[QUICK_STEPS] for run in reference_runs)
-    shares = {}
+        yield f"{share} gives {highest_ratio:.2f} times the tokens/s at most"
+    highest_reference_rate = max(count_rates(run)[QUICK_STEPS] for run in reference_runs)
+    quick_shares = {}
     for run in runs + reference_runs:
-        limit = highest_speed_up(run.proof.fp8_share if run.proof else math.nan)
-        is_too_quick = mfu_of_steps(run) > limit
+        proof = run.record.proof
+        highest_speed_up = find_highest_speed_up(proof.fp8_share if proof else math.nan)
+        # The MFU is of the peak in bf16: FP8 may exceed 1.
+        is_too_quick = mfu_of_steps(run) > highest_speed_up
         if run in runs and fp8_share:
-            is_too_quick |= rate_of_steps(run) > limit * quickest_reference
-        if is_too_quick.mean() > MAX_QUICK_SHARE:
-            shares[run.name] = is_too_quick.mean()
-    if shares:
-        names = ", ".join(shares)
-        yield f"{max(shares.values()):.0%} of the steps were too quick for their work ({names})"
+            highest_rate = highest_speed_up * highest_reference_rate
+            is_too_quick |= rate_of_steps(run) > highest_rate
+        quick_share = is_too_quick.mean()
+        if quick_share > MAX_QUICK_SHARE:
+            quick_shares[run.name] = quick_share
+    if quick_shares:
+        share = f"{max(quick_shares.values()):.0%}"
+        names = ", ".join(quick_shares)
+        yield f"{share} of the steps were too quick for their work ({names})"
 
 
-def highest_speed_up(fp8_share: float) -> float:
-    """Work out how many times as fast a step can be with a share of its FLOPs in FP8, at twice the
-    rate."""
+def find_highest_speed_up(fp8_share: float) -> float:
+    """Work out how many times as fast a step can be if a share of its FLOPs is in FP8.
+
+    FP8 has twice the rate of bf16.
+    """
     return 1 / (1 - fp8_share / 2)
 
 
 def find_short_memory(runs: list[Run]) -> list[str]:
-    """Say of a recipe whose steady steps waited for the allocator that memory was short.
+    """Say if a recipe's steady steps waited for the allocator because memory was short.
 
-    Their time then tells of the GPU's memory, not of the recipe.
+    The time of such steps tells of the GPU's memory, not of the recipe.
     """
     share = pd.concat([run.steady_steps["memory_was_short"] for run in runs]).mean()
     if share <= MAX_SHORT_SHARE:

@@ -1,4 +1,7 @@
-"""Write the tables: a row a run, a row a recipe, and those that only notebooks show."""
+"""Write the tables: of runs, of recipes, and those that only notebooks show."""
+
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,7 +11,7 @@ from analysis.answer import describe_fp8_share
 from analysis.break_even import interpolate_wall_s
 from analysis.comparison import COMPILED, Comparison, ComparisonResult
 from analysis.losses import EQUIVALENT_COMPUTE, MARGIN_SHARE, final_loss
-from analysis.runs import Run
+from analysis.runs import PlannedRun, Run
 from analysis.speed import mfu, select_timed, tokens_per_s
 
 # The columns of `run_table`, with their formats.
@@ -37,11 +40,12 @@ HOW_TO_READ = (
 )
 
 
-# ---- a row a run ----
+# ---- a row for each run ----
 
 
-def measure_run(run: Run) -> dict:
-    """Collect what a run is and what it measured; NaN is unknown."""
+def measure_run(run: PlannedRun) -> dict[str, Any]:
+    """Collect what a run is and what it measured: shares of 1, seconds (`_s`), GiB. NaN is
+    unknown."""
     step_s = run.steady_steps["step_s"]
     return {
         "recipe": run.recipe,
@@ -62,7 +66,7 @@ def measure_run(run: Run) -> dict:
 
 
 def measure_runs(comparison: Comparison) -> pd.DataFrame:
-    """Measure all runs of a study: a row a run, with the columns of `measure_run`."""
+    """Measure all runs of a study: a row for each run, with the columns of `measure_run`."""
     return pd.DataFrame([measure_run(run) for run in comparison.study.runs])
 
 
@@ -75,7 +79,7 @@ def run_table(comparison: Comparison) -> pd.DataFrame:
     return pd.DataFrame(cells, dtype=object).fillna("-")
 
 
-# ---- a row a recipe ----
+# ---- a row for each recipe ----
 
 
 def recipe_table(comparison: Comparison) -> pd.DataFrame:
@@ -91,8 +95,8 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
             "tokens/s": format_speed(runs),
             f"over {reference_name}": str(result.speed.ratio),
             "break-even step": str(result.break_even) if result.recipe else "-",
-            "final loss": f"{np.mean([final_loss(run) for run in runs]):.3f}" if runs else "-",
-            f"minus {reference_name}": format_loss(result),
+            "final loss": f"{fmean(map(final_loss, runs)):.3f}" if runs else "-",
+            f"minus {reference_name}": format_loss_difference(result),
             "FP8 share of matmul FLOPs": "-",
         }
         if recipe in comparison.fp8:
@@ -102,22 +106,22 @@ def recipe_table(comparison: Comparison) -> pd.DataFrame:
 
 def format_speed(runs: list[Run]) -> str:
     """Write the geometric mean of the tokens/s of some runs."""
-    speeds = [tokens_per_s(run) for run in select_timed(runs)]
-    return f"{gmean(speeds):,.0f}" if speeds else "-"
+    rates = [tokens_per_s(run) for run in select_timed(runs)]
+    return f"{gmean(rates):,.0f}" if rates else "-"
 
 
-def format_loss(result: ComparisonResult) -> str:
+def format_loss_difference(result: ComparisonResult) -> str:
     """Write how far a recipe's final loss is from its reference's, and the verdict."""
     loss = result.loss
     return f"{loss.difference:+.4f}, {loss.word}" if loss.difference_by_seed else "-"
 
 
 def write_notes(comparison: Comparison) -> list[str]:
-    """Write how to read the tables, and the notes on record."""
+    """Write how to read the tables, and the notes that completed runs recorded."""
     sentences = [*HOW_TO_READ]
-    for run in comparison.study.runs:
-        if run.completed:
-            sentences += [f"{run.name}: {note}." for note in run.record.last_attempt.notes]
+    for run in comparison.study.completed:
+        for note in run.record.last_attempt.notes:
+            sentences.append(f"{run.name}: {note}.")
     return sentences
 
 
@@ -125,15 +129,29 @@ def write_notes(comparison: Comparison) -> list[str]:
 
 
 def proof_table(comparison: Comparison) -> pd.DataFrame:
-    """List what each recipe's first run proved, a row a recipe; columns: `parameters.orphans`."""
-    completed = comparison.study.completed_by_recipe
-    proofs = [runs[0].proof.model_dump() for runs in completed.values()]
-    return pd.json_normalize(proofs, max_level=2).set_index(pd.Index([*completed]))
+    """List what the first completed run of each recipe proved: a row for each recipe with a proof.
+
+    Columns are named by key.path, as in `parameters.orphans`.
+    """
+    proofs = {}
+    for recipe, runs in comparison.study.completed_by_recipe.items():
+        proof = runs[0].record.proof
+        if proof:
+            proofs[recipe] = proof.model_dump()
+    table = pd.json_normalize([*proofs.values()], max_level=2)
+    return table.set_index(pd.Index([*proofs]))
 
 
 def cost_table(comparison: Comparison, lengths: list[int]) -> pd.DataFrame:
-    """Average the wall hours of a run, first step (compile) included: a row a length, a column a
-    recipe. After the end of the runs each step is the mean steady step."""
+    """Average the wall hours of a run, first step (compile) included. After the end of the runs
+    each step is the mean steady step.
+
+    Args:
+        lengths: steps of a run.
+
+    Returns:
+        A row for each length, a column for each recipe.
+    """
     hours = {}
     for recipe, runs in comparison.study.completed_by_recipe.items():
         hours[recipe] = interpolate_wall_s(runs, np.array(lengths)).mean(axis=0) / 3600

@@ -81,6 +81,8 @@ def make_schema() -> dict:
     del schema["properties"]["job"]
     schema["properties"]["base"] = {"type": "string"}
     schema["properties"]["description"] = {"type": "string"}
+    overlay_schema = recipes.OverlayHead.model_json_schema()
+    schema["properties"]["memory_gib"] = overlay_schema["properties"]["memory_gib"]
     schema["required"] = ["description"]
     return schema
 

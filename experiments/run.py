@@ -26,6 +26,7 @@ from experiments.jobs.command import (
     exit_with,
     require_single_process,
 )
+from experiments.jobs.progress import mark_progress
 from experiments.records.files import check_mark
 from experiments.records.run import RECIPE, check_layout
 
@@ -48,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if not start_processes:
         require_single_process()
     elif not args.dry_run:
-        exit_code = start_processes(recipe, arguments, out, stop)
+        with mark_progress(out):
+            exit_code = start_processes(recipe, arguments, out, stop)
         if exit_code is not None:
             return exit_code
 
@@ -60,20 +62,21 @@ def main(argv: list[str] | None = None) -> int:
 
     TIMELINE.mark("import")
     run_plan = plan(recipe)
-    findings = [("model", run_plan.description), *check_here(run_plan)]
+    results = [("model", run_plan.description), *check_here(run_plan)]
     TIMELINE.mark("setup")
     run_plan, data_description = open_data(run_plan)
-    findings.append(("data", data_description))
+    results.append(("data", data_description))
     TIMELINE.mark("data")
     if args.dry_run:
-        for topic, finding in findings:
-            print(f"{topic:<8} {finding}")
+        for topic, sentence in results:
+            print(f"{topic:<8} {sentence}")
         return EXIT_COMPLETED
 
-    from experiments.training import attempt
+    from experiments.training.attempt import make_attempt
 
     TIMELINE.mark("import")
-    return attempt.run(run_plan, findings, out, stop)
+    with mark_progress(out):
+        return make_attempt(run_plan, results, out, stop)
 
 
 def _make_command_line() -> CommandLine:

@@ -21,7 +21,7 @@ import argparse
 import os
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +29,7 @@ from experiments.config import recipes
 from experiments.config.yaml_with_origins import (
     dump_yaml,
     find_by_name,
+    make_input_error,
     read_file,
     read_override,
     validate_layer,
@@ -45,13 +46,14 @@ from experiments.jobs.command import (
     parse_seeds,
     require_single_process,
 )
+from experiments.jobs.progress import is_slurm_job, mark_progress
 from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
 from experiments.records.files import (
     check_folder,
     check_mark,
-    dated_folder,
     lock_folder,
     make_dated_folder,
+    name_dated_folder,
     write_whole,
 )
 from experiments.records.run import (
@@ -70,7 +72,6 @@ if TYPE_CHECKING:
     from experiments.training.plan import Plan
 
 DEFAULT_STUDY = "four_way"
-AUTO_SIZE = "auto"  # in place of overlays: what this machine can hold
 STUDY_COMMAND = f"{PYTHON} -m experiments.study"
 SLURM_COMMAND = "sbatch launch/alps_fp8.sbatch"
 SEEDS_FOR_VERDICT = 3
@@ -85,8 +86,14 @@ class StudyPlan(BaseModel):
     recipes: list[str] = Field(min_length=1)
     reference: str
     seeds: list[Seed] = Field(min_length=1)
-    overlays: list[str]
+    # "auto" chooses, when the study starts, the overlays that suit the machine's memory
+    size: Literal["auto"] | None = None
+    overlays: list[str] = []
     overrides: list[str] = []
+
+    def to_yaml(self) -> str:
+        """Write the study as YAML, which `read_study_plan` reads."""
+        return dump_yaml(self.model_dump(exclude_none=True))
 
     def list_runs(self) -> list[tuple[str, int]]:
         """List (recipe, seed), each once, in the order of their runs.
@@ -110,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     study, out = _resolve_study(args)
     plans = _prepare_plans(study, args.dry_run)
     if out is None and args.dry_run:
-        out = dated_folder(_list_names(args)[0])
+        out = name_dated_folder(_list_names(args)[0])
     elif out is None:
         out = make_dated_folder(_list_names(args)[0])
     runs = _list_incomplete_runs(study, plans, out)
@@ -121,8 +128,9 @@ def main(argv: list[str] | None = None) -> int:
             )
         return EXIT_COMPLETED
     with lock_folder(out, "study"):
-        write_whole(out / STUDY_FILE, dump_yaml(study.model_dump()))
-        run_all(runs, stop)
+        write_whole(out / STUDY_FILE, study.to_yaml())
+        with mark_progress(out):
+            run_all(runs, stop)
         failure_codes = {run.exit_code for run in runs} - {EXIT_COMPLETED}
         report_code = EXIT_COMPLETED
         if not (failure_codes and stop.exit_code):
@@ -195,11 +203,13 @@ def _resolve_study(args: argparse.Namespace) -> tuple[StudyPlan, Path | None]:
                 "another --out"
             )
     _refuse_seed(overrides)
-    study.overlays = args.overlay or study.overlays
     study.overrides = study.overrides + overrides
     study.seeds = args.seeds or study.seeds
-    if study.overlays == [AUTO_SIZE]:
+    if args.overlay:
+        study.overlays = args.overlay
+    elif study.size == "auto":
         study.overlays = _choose_overlays(study)
+    study.size = None  # the overlays say it now
     if out is not None and (out / STUDY_FILE).exists():
         _join_started_study(study, out)
     return study, out
@@ -234,6 +244,9 @@ def _join_started_study(study: StudyPlan, out: Path) -> None:
         print(f"The study keeps its seeds {seeds}: --seeds adds seeds and removes none.")
     study.seeds = [*dict.fromkeys(started_study.seeds + study.seeds)]
     started_study.seeds = study.seeds
+    if started_study.size == "auto":  # a file that somebody wrote: no run has started
+        started_study.size = None
+        started_study.overlays = study.overlays
     if started_study != study:
         raise InputError(
             f"{out} holds another study: choose another --out, or go on with that one, and more "
@@ -271,7 +284,7 @@ def load_study_plan(names: list[str]) -> StudyPlan:
         recipes=names,
         reference=reference,
         seeds=[0],
-        overlays=[AUTO_SIZE],
+        size="auto",
     )
 
 
@@ -283,6 +296,13 @@ def read_study_plan(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> Stud
     recipes_origin = f"{layer['recipes'].origin}: recipes: "
     for name in study.recipes:  # no paths: each recipe has a folder of its name
         find_by_name("recipe", name, recipe_files, recipes_origin)
+    if study.size == "auto" and study.overlays:
+        raise make_input_error(
+            layer, [("size", "auto chooses the overlays: leave out one of both")]
+        )
+    if study.size is None and "overlays" not in layer:
+        sentence = "is missing; it may be an empty list, or `size: auto` may stand in its place"
+        raise make_input_error(layer, [("overlays", sentence)])
     study_recipes = dict.fromkeys(study.recipes)
     reference_origin = f"{layer['reference'].origin}: reference: "
     find_by_name("recipe of this study", study.reference, study_recipes, reference_origin)
@@ -366,15 +386,10 @@ def _is_completed(folder: Path) -> bool:
         record = read_run_record(folder)
     except RecordError:  # the run itself reports the fault of its folder
         return False
-    return bool(record) and record.status == "completed"
+    return record is not None and record.status == "completed"
 
 
 # ---- report ----
-
-
-def is_slurm_job() -> bool:
-    """True in a job of Slurm. The node that submitted the job may lack the job's Python."""
-    return "SLURM_JOB_ID" in os.environ
 
 
 def choose_command() -> str:

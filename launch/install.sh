@@ -175,8 +175,8 @@ else
   fi
 fi
 if [[ $PWD/$venv =~ [[:space:]\'\"\\] ]]; then
-  echo "warning: torch cannot compile in a path with spaces or quotes, so only recipes that are not compiled will run in" \
-    "$PWD: move the repository to a path without them and run \`make install\` there" >&2
+  echo "warning: for a CPU torch cannot compile in a path with spaces or quotes, so without a GPU only recipes that are not" \
+    "compiled will run in $PWD: move the repository to a path without them and run \`make install\` there" >&2
 fi
 echo "installing into $venv, a minute or two: $size"
 options+=(-r "$asked" -r requirements-tools.txt)

@@ -1,10 +1,7 @@
 # shellcheck shell=bash disable=SC2034
 # What the job files share; they source it in the repository's folder.
 set -euo pipefail
-shopt -s extglob
 unset SLURM_EXPORT_ENV # after sbatch --export=NONE srun would start the step without PATH and PWD
-recipe_files=(recipes/*.yaml recipes/!(overlays|studies)/*.yaml extensions/*/recipes/*.yaml)
-study_files=(recipes/studies/*.yaml extensions/*/studies/*.yaml)
 
 die() {
   echo "error: $*" >&2
@@ -16,50 +13,21 @@ die() {
 # Prints the job file's head.
 usage() { sed -n 's/^# \{0,1\}//p; /^\[/q' "$0" | sed '1,/^$/d'; }
 
-# Sorts a command line into names, overlays, out, dry_run and the rest.
-parse() {
-  local key
-  names=() overlays=() rest=() dry_run=() out=
-  while [ $# -gt 0 ]; do
-    case $1 in
+# Reads of a command line what the job itself needs: `out`, the folder of the runs, if it is named; `has_overlay` and
+# `dry_run`, which are empty without these options. All else is Python's to check.
+read_options() {
+  local word before=
+  out='' has_overlay='' dry_run=''
+  for word in "$@"; do
+    [ "$before" != --out ] || out=$word
+    case $word in
       -h | --help) usage && exit ;;
-      --overlay | --out | --seed | --seeds | --gpu)
-        [ $# -gt 1 ] || die "$1 needs a value"
-        case $1 in
-          --overlay) overlays+=("$1" "$2") ;;
-          --out) out=$2 ;;
-          *) rest+=("$1" "$2") ;;
-        esac
-        shift 2
-        ;;
-      --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-      --dry-run) dry_run=("$1") && shift ;;
-      --verbose) rest+=("$1") && shift ;;
-      -*.*) key=${1##+(-)} && die "unrecognized argument: $1; keys have no dashes: ${key//-/_}=${2-true}" ;;
-      -*) die "unrecognized argument: $1; keys have no dashes, as training.steps=200" ;;
-      *=*) rest+=("$1") && shift ;;
-      *) names+=("$1") && shift ;;
+      --out=*) out=${word#*=} ;;
+      --overlay | --overlay=*) has_overlay=yes ;;
+      --dry-run) dry_run=yes ;;
     esac
+    before=$word
   done
-}
-
-# Names are files, so a wrong one is found at once, before a container has to start.
-check_name() { # NAME FILE…: it must be the name of one of the files
-  local known
-  known=$(basename -s .yaml -a "${@:2}")
-  grep -xF -e "$1" <<<"$known" >/dev/null && return
-  [ ! -d "$1" ] || die "$1 has no study.yaml, so it is not the folder of a study, or a cleaned scratch has lost the file"
-  die "\`$1\` is no recipe (\`ls recipes extensions/*/recipes\` lists all)$(nearest "$1" "$known")"
-}
-
-# Prints the known names that are most similar, if there is a python3.
-# shellcheck disable=SC2016
-nearest() { # NAME KNOWN
-  python3 -c '
-import difflib, sys
-near = difflib.get_close_matches(sys.argv[1], sys.argv[2].split(), n=2)
-print(": did you mean " + " or ".join(f"`{name}`" for name in near) + "?" if near else "", end="")
-' "$1" "$2" 2>/dev/null || true
 }
 
 # ---- the container ----
@@ -69,7 +37,7 @@ edf_option() { srun --help 2>&1 | grep -oE -e '--(environment|edf)\b' | head -n 
 
 # Chooses the container of EDF, where srun can start one; elsewhere the step runs in .venv. Checks that the container will
 # see the folder of the runs, and each file or folder that a key names.
-find_container() {
+find_container() { # WORD…: of the command line
   local option word
   container=() mounts=()
   command -v srun >/dev/null ||
@@ -90,7 +58,7 @@ find_container() {
   echo "container: ${container[*]}"
   read_mounts "$EDF" 0 || return 0 # not readable here, so nothing is known of its mounts
   check_mounted "$out" "the runs' folder"
-  for word in "${rest[@]}"; do
+  for word in "$@"; do
     case $word in
       *=*) [ ! -e "${word#*=}" ] || check_mounted "${word#*=}" "$word" ;;
     esac
@@ -159,27 +127,14 @@ is_below() { # PATH FOLDER…
 
 # ---- the step, and the end of the job ----
 
-# Runs the job's step in the container. Sets `code`, and `progress`: what this start of the job has done for the next one.
+# Runs the job's step in the container. Sets `code`. Python leaves the file .progress in the folder of the runs if it
+# completed a run or wrote a checkpoint (experiments/jobs/progress.py).
 run_step() { # OPTION… COMMAND…: srun's
-  local before nested=()
+  local nested=()
   [ -z "${SLURM_STEP_ID-}" ] || nested=(--overlap) # in `srun --pty bash`, whose step holds the allocation
-  before=$(list_progress)
+  rm -f "$out/.progress"
   code=0
   srun "${container[@]}" "${nested[@]}" "$@" || code=$?
-  progress=$(LC_ALL=C comm -13 <(echo "$before") <(list_progress))
-}
-
-# Lists the whole checkpoints below the runs' folder, and the records of completed runs.
-list_progress() {
-  find "$out" -path '*/step-*/.metadata' -not -path '*/damaged_checkpoints/*' -print -o \
-    -name run.json -exec grep -lE '"status": *"completed"' {} \; 2>/dev/null | LC_ALL=C sort || true
-}
-
-# Whether runs have started and none of them keeps checkpoints.
-starts_anew() {
-  local recipes
-  recipes=$(find "$out" -name recipe.yaml -exec cat {} + 2>/dev/null) || true
-  [ -n "$recipes" ] && ! grep -A1 '^checkpoint:' <<<"$recipes" | grep 'enable: true' >/dev/null
 }
 
 # Ends the job with its step's exit code. 75 asks for another start: the job requeues itself, MAX_REQUEUES times at most,
@@ -195,10 +150,8 @@ finish() { # CODE COMMAND…: the command resumes the runs
       exit "$code"
       ;;
   esac
-  if [ -z "${progress-}" ] && starts_anew; then
-    why="unfinished runs have no checkpoints and start again from step 1: ask for more --time, or submit a new study with checkpoint.enable=true"
-  elif [ -z "${progress-}" ]; then
-    why="this start completed no run and wrote no checkpoint: ask for more --time, as a start takes minutes until its first step"
+  if [ ! -e "$out/.progress" ]; then
+    why="this start completed no run and wrote no checkpoint: ask for more --time, as a start takes minutes until its first step; without checkpoint.enable=true there are no checkpoints"
   elif [ "${SLURM_RESTART_COUNT:-0}" -ge "${MAX_REQUEUES:-5}" ]; then
     why="it has been requeued ${SLURM_RESTART_COUNT:-0} times"
   elif scontrol requeue "$SLURM_JOB_ID"; then

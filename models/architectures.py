@@ -6,7 +6,7 @@ are one line each in `FLAVORS`; extensions bring other architectures.
 
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -22,6 +22,7 @@ from torchtitan.models.attention import ScaledDotProductAttentionWrapper
 from torchtitan.models.llama3 import Transformer, TransformerModelArgs, llama3_args
 from torchtitan.models.llama3.infra import parallelize as titan
 from torchtitan.models.llama3.model.args import RoPEScalingArgs
+from torchtitan.protocols.model import BaseModelArgs, ModelProtocol
 
 from models.errors import InputError
 from models.flops import Dense, explain_unfit_heads
@@ -36,7 +37,7 @@ ATTENTION_BACKENDS = {
 
 
 @dataclass
-class RecipeArgs(Dense):
+class RecipeArgs(Dense, BaseModelArgs):
     """What torchtitan's arguments of a model lack: keys of the recipe's section `model`, and FLOPs
     of its sizes."""
 
@@ -44,7 +45,8 @@ class RecipeArgs(Dense):
 
     def update_from_config(self, job_config, **kwargs) -> None:
         """Take the recipe's keys. Raises `InputError` for impossible heads."""
-        super().update_from_config(job_config, **kwargs)
+        # a subclass has torchtitan's arguments as its second base
+        super().update_from_config(job_config, **kwargs)  # type: ignore[safe-super]
         self.attention_backend = job_config.model.attention_backend
         for name, size in vars(job_config.model.sizes).items():
             if size is not None:
@@ -96,12 +98,13 @@ class LlamaArgs(RecipeArgs, TransformerModelArgs):
 
 
 _UNSCALED_ROPE = RoPEScalingArgs(scaling_factor=1.0)
-_LLAMA_3_2 = {
-    "rope_scaling_args": RoPEScalingArgs(scaling_factor=32.0),
-    "multiple_of": 256,
-    "enable_weight_tying": True,
-}  # FFN 8192
 _8B = LlamaArgs(**vars(llama3_args["8B"]))
+_LLAMA_3_2 = replace(
+    _8B,
+    rope_scaling_args=RoPEScalingArgs(scaling_factor=32.0),
+    multiple_of=256,  # FFN 8192
+    enable_weight_tying=True,
+)
 FLAVORS = {
     # 8.05 B parameters, the published study's
     "8B-published": replace(_8B, vocab_size=131072, rope_scaling_args=_UNSCALED_ROPE),
@@ -109,12 +112,12 @@ FLAVORS = {
     "llama3.1-70B": LlamaArgs(**vars(llama3_args["70B"])),
     "llama3.1-405B": LlamaArgs(**vars(llama3_args["405B"])),
     "llama3.2-3B": replace(
-        _8B, dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0, **_LLAMA_3_2
+        _LLAMA_3_2, dim=3072, n_layers=28, n_heads=24, ffn_dim_multiplier=1.0
     ),
-    "llama3.2-1B": replace(_8B, dim=2048, n_layers=16, ffn_dim_multiplier=1.5, **_LLAMA_3_2),
+    "llama3.2-1B": replace(_LLAMA_3_2, dim=2048, n_layers=16, ffn_dim_multiplier=1.5),
     # 0.63 B, for GPUs with 8 GB; no published model
     "llama3.2-1B-6-layers": replace(
-        _8B, dim=2048, n_layers=6, ffn_dim_multiplier=1.5, **_LLAMA_3_2
+        _LLAMA_3_2, dim=2048, n_layers=6, ffn_dim_multiplier=1.5
     ),
     # The same architecture in seconds a step on two cores; every dimension a multiple of 16, as FP8
     # asks.
@@ -143,15 +146,23 @@ class InnerAttention(ScaledDotProductAttentionWrapper):
             self.sdpa_backends = [ATTENTION_BACKENDS[name] for name in ("flash", "cudnn", "math")]
 
 
-class Llama(Transformer):
+class RecipeModel(ModelProtocol):
+    """What the core calls of a model, besides torchtitan's methods."""
+
+    compile_blocks: Callable  # compiles each block in its place, by the recipe's section `compile`
+
+
+class Llama(Transformer, RecipeModel):
     """torchtitan's Transformer with the recipe's attention kernel and, by flavor, a tied head."""
 
+    model_args: LlamaArgs
     compile_blocks = titan.apply_compile  # all blocks share the graph of one
 
     def __init__(self, args: LlamaArgs):
         super().__init__(args)
         for block in self.layers.values():
-            block.attention.inner_attention = InnerAttention(args.attention_backend)
+            attention = block.get_submodule("attention")
+            attention.inner_attention = InnerAttention(args.attention_backend)
         self._tie()
 
     def _tie(self):
@@ -169,8 +180,8 @@ class Llama(Transformer):
 class Architecture(NamedTuple):
     """A model's class, and its arguments by flavor."""
 
-    model: type[nn.Module]
-    flavors: dict[str, RecipeArgs]
+    model: type[RecipeModel]
+    flavors: Mapping[str, RecipeArgs]
 
 
 def list_architectures() -> Iterator[Architecture]:
@@ -182,7 +193,7 @@ def list_architectures() -> Iterator[Architecture]:
 
 def find_architecture(config) -> Architecture:
     """Find the architecture of the recipe's flavor. Raises `InputError` if none has it."""
-    flavors = []
+    flavors: list[str] = []
     for candidate in list_architectures():
         if config.model.flavor in candidate.flavors:
             return candidate
@@ -205,7 +216,7 @@ def model_args(config) -> RecipeArgs:
     return args
 
 
-def build_model(config) -> nn.Module:
+def build_model(config) -> RecipeModel:
     """Build the recipe's model. Raises as `model_args`."""
     return find_architecture(config).model(model_args(config))
 
@@ -214,8 +225,8 @@ def build_model(config) -> nn.Module:
 
 
 def parallelize_model(
-    model: nn.Module, parallel_dims: ParallelDims, job_config, shard: Callable | None = None
-) -> nn.Module:
+    model: RecipeModel, parallel_dims: ParallelDims, job_config, shard: Callable | None = None
+) -> RecipeModel:
     """Recompute, compile and `shard` a model as the recipe asks, in torchtitan's order."""
     compile_config = job_config.compile
     compiles_blocks = compile_config.compiles_model and compile_config.scope == "block"
@@ -226,7 +237,8 @@ def parallelize_model(
             model,
             job_config.activation_checkpoint,
             model_compile_enabled=compiles_blocks,
-            op_sac_save_list=titan._op_sac_save_list,
+            # torchtitan's list is not of the type that torchtitan asks for
+            op_sac_save_list=titan._op_sac_save_list,  # type: ignore[arg-type]
             base_folder=job_config.job.dump_folder,
         )
     if compiles_blocks:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import patch
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler announces itself on stderr
@@ -135,11 +135,11 @@ _CPU = SimpleNamespace(
 )
 if TYPE == "cpu":
     # torchtitan asks torch for a device while it is imported, and takes "cuda" if there is none.
-    _device_functions = {
-        "_get_available_device_type": lambda: TYPE,
-        "_get_device_module": lambda kind: _CPU,
-    }
-    with patch.multiple(torch._utils, **_device_functions):
+    with patch.multiple(
+        torch._utils,
+        _get_available_device_type=lambda: TYPE,
+        _get_device_module=lambda kind: _CPU,
+    ):
         import torchtitan  # noqa: F401
     if platform.machine() == "x86_64":
         # Compiled code uses AVX2: in AVX-512 a SwiGLU in rowwise FP8 gave a NaN gradient of w1 on
@@ -150,11 +150,11 @@ if TYPE == "cpu":
 from torchtitan.tools import utils as titan_utils  # noqa: E402
 
 # torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
-titan_utils.get_peak_flops = lambda name: getattr(find_peak_rates(), "bf16", math.nan)
+titan_utils.get_peak_flops = lambda device_name: getattr(find_peak_rates(), "bf16", math.nan)
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
-sys.modules["torchtitan.hf_datasets.text_datasets"] = SimpleNamespace(
-    build_text_dataloader=None, build_text_validation_dataloader=None
-)
+_no_loaders = ModuleType("torchtitan.hf_datasets.text_datasets")
+vars(_no_loaders).update(build_text_dataloader=None, build_text_validation_dataloader=None)
+sys.modules[_no_loaders.__name__] = _no_loaders
 
 
 def allocator_retries() -> int:
@@ -197,8 +197,11 @@ def memory_bytes() -> int:
 def find_peak_rates() -> gpus.Gpu | None:
     """Find this GPU in the table of models/gpus.py; None for a CPU, for a GPU not in the table, and
     for a GPU whose peaks no datasheet has."""
-    gpu = gpus.GPUS.get(gpus.find(name())) if TYPE == "cuda" else None
-    return gpu if gpu and gpu.bf16 else None
+    key = gpus.find(name()) if TYPE == "cuda" else None
+    if key is None:
+        return None
+    gpu = gpus.GPUS[key]
+    return gpu if gpu.bf16 else None
 
 
 def describe_untried_torch() -> str | None:

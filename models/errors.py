@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-ENVIRONMENT = Path(__file__).resolve().parents[1] / ".venv"
+VENV_FOLDER = Path(__file__).resolve().parents[1] / ".venv"
 
 
 def name_python() -> str:
@@ -14,7 +14,7 @@ def name_python() -> str:
 
     Returns `.venv/bin/python`, or the path of another Python, as of a container without .venv.
     """
-    if ENVIRONMENT.exists() and ENVIRONMENT.samefile(sys.prefix):
+    if VENV_FOLDER.exists() and VENV_FOLDER.samefile(sys.prefix):
         return ".venv/bin/python"
     return shlex.quote(sys.executable)
 
@@ -28,10 +28,10 @@ REINSTALL = "rm -r .venv && make install"
 
 def explain_missing_package(error: ImportError) -> str:
     """Say which Python has the package, or how to install it."""
-    if (ENVIRONMENT / "installed").exists() and not ENVIRONMENT.samefile(sys.prefix):
+    if (VENV_FOLDER / "installed").exists() and not VENV_FOLDER.samefile(sys.prefix):
         return (
             f"this Python, {sys.executable}, lacks a package ({error}): run the command with "
-            f"{shlex.quote(str(ENVIRONMENT / 'bin/python'))}"
+            f"{shlex.quote(str(VENV_FOLDER / 'bin/python'))}"
         )
     return (
         f"the installed packages are not whole ({error}): `{REINSTALL}`, on a cluster in the "

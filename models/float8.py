@@ -100,7 +100,7 @@ def choose_float8(model: nn.Module, float8_config) -> Float8Choice:
     layers = choose_layers(model, float8_config.recipe_name, float8_config.filter_fqns)
     matmul = choose_matmul(scaling, float8_config.emulate)
     # A matmul of M tokens and a weight of N K elements is 2 M N K FLOPs.
-    weights = sum(model.get_submodule(name).weight.numel() for name in layers)
+    weights = sum(model.get_parameter(f"{name}.weight").numel() for name in layers)
     flops = 2 * scaling.matmuls * weights
     return Float8Choice(float8_config.recipe_name, scaling, frozenset(layers), matmul, flops)
 
@@ -124,7 +124,8 @@ def choose_layers(model: nn.Module, recipe_name: str, filter_fqns: list[str]) ->
             is_large_enough = _auto_filter_for_recipe(recipe_name, filter_fqns=[])
             chosen_layers = {name for name in chosen_layers if is_large_enough(linears[name], name)}
         elif pattern == "first_and_last_block":
-            end_blocks = ("layers.0.", f"layers.{model.model_args.n_layers - 1}.")
+            n_blocks = sum(1 for _ in model.get_submodule("layers").children())
+            end_blocks = ("layers.0.", f"layers.{n_blocks - 1}.")
             chosen_layers = {name for name in chosen_layers if not name.startswith(end_blocks)}
         elif pattern == "last_15_percent_of_blocks":
             n_layers = model.model_args.n_layers

@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 GIB = 2**30
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}  # bytes
@@ -44,6 +45,18 @@ class Dense:
 
     An architecture of another kind has its own formulas in place of these.
     """
+
+    dim: int
+    n_layers: int
+    hidden_dim: Any  # a whole number, except in `Sizes`
+    vocab_size: Any
+    if TYPE_CHECKING:  # an architecture may compute these, or have them for all its sizes
+
+        @property
+        def head_dim(self) -> int: ...
+
+        @property
+        def qk_norm(self) -> bool: ...
 
     def block_shapes(self) -> dict[str, tuple[int, int]]:
         """Give (out_features, in_features) of a block's linear layers."""

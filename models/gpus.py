@@ -143,8 +143,8 @@ def explain_unknown_gpu(name: str) -> str:
     if re.search(_MIG_SLICE, name.lower()):
         return f"{name!r:.80} is a slice of a GPU (MIG), and no datasheet has the rates of slices"
     count = re.fullmatch(_GPU_COUNT, name.lower().strip(), re.DOTALL)
-    several = count["before"] or count["after"]
-    if several and find(count["name"]):
+    several = count and (count["before"] or count["after"])
+    if count and several and find(count["name"]):
         return f"{name!r:.80} is several GPUs: write --gpu {find(count['name'])} --gpus {several}"
     words = split_gpu_name(name)
     variants = [key for key in GPUS if get_chip_word(key) in words]

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 TIMEOUT_S = 20  # with a broken GPU it may never answer
-NUMBER_PATTERN = r"(\d+(?:\.\d+)?)(?: \w+)?"  # of MHz or W
+NUMBER_PATTERN = r"(\d+(?:\.\d+)?)(?: \w+)?"  # of MHz, W or MiB
 FIELD_PATTERNS = {
     "driver_version": r"(\d+(?:\.\d+)+)",
     "clocks.max.sm": NUMBER_PATTERN,
     "power.limit": NUMBER_PATTERN,
+    "memory.free": NUMBER_PATTERN,
 }
 """The form of each field that can be asked for, with the value in a group."""
 GPU_LINE = re.compile(r"^\s*(?:GPU|MIG)\b(.*?)\(UUID: ((?:GPU|MIG)-[\w/-]+)\)", re.MULTILINE)
@@ -49,6 +50,17 @@ def query_fields(fields: Sequence[str], gpu: str) -> list[str | None]:
     return [None] * len(fields)
 
 
+def query_vboost(gpu: str) -> int | None:
+    """Ask for a GPU's vboost, a trade of memory clock for core clock; None if unknown.
+
+    A line of the answer: `|   0     vboost           4              1       |`, which is GPU,
+    slider, highest value, present value.
+    """
+    line = re.search(r"\bvboost\b.*", _run_nvidia_smi("boost-slider", "--list", "-i", gpu))
+    numbers = re.findall(r"\d+", line[0]) if line else []
+    return int(numbers[-1]) if numbers else None
+
+
 def _parse_value(field: str, text: str) -> str | None:
     """Take the value out of a column; None for words such as `[N/A]` and `Unknown Error`."""
     match = re.fullmatch(FIELD_PATTERNS[field], text)
@@ -57,8 +69,13 @@ def _parse_value(field: str, text: str) -> str | None:
 
 def _run_nvidia_smi(*arguments: str) -> str:
     """Return what nvidia-smi prints; nothing where it fails or is not installed."""
-    quiet = {"stderr": subprocess.DEVNULL, "encoding": "utf-8", "errors": "replace"}
     try:
-        return subprocess.check_output(["nvidia-smi", *arguments], timeout=TIMEOUT_S, **quiet)
+        return subprocess.check_output(
+            ["nvidia-smi", *arguments],
+            timeout=TIMEOUT_S,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="replace",
+        )
     except (OSError, subprocess.SubprocessError):
         return ""

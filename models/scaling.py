@@ -10,7 +10,7 @@ Scalings differ in which values share a scale:
 FP8's matmuls take no sides but multiples of 16: of a layer, and the tokens of a forward pass.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from models.errors import format_name_patterns
@@ -33,7 +33,7 @@ SCALINGS = {
 }
 
 
-def find_unfit_layers(shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+def find_unfit_layers(shapes: Mapping[str, Sequence[int]]) -> list[str]:
     """Name the layers with a side of no multiple of 16: FP8 cannot multiply them.
 
     `shapes`: (out_features, in_features) by module name.

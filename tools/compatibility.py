@@ -23,7 +23,7 @@ class Cell(NamedTuple):
 def list_cells() -> list[Cell]:
     """List every recipe with every pairing, pairing by pairing. Pairings that need an extension
     which is not installed are left out."""
-    pairings = {}
+    pairings: dict[str, dict] = {}
     for path in sorted(ROOT.glob("ex*/*/compatibility.yaml")):  # the core's first
         pairings |= yaml.safe_load(path.read_text(encoding="utf-8"))
     cells = []

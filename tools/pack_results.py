@@ -1,4 +1,4 @@
-"""Put the runs of a study into two files, to keep them in results/ (see analysis/packed.py).
+"""Put the runs of a study into two files, to keep them in results/ (see analysis/runs.py).
 
     python -m tools.pack_results STUDY DIR
 
@@ -24,6 +24,7 @@ from experiments.records.run import (
     RECIPE,
     RUN_RECORD,
     STUDY_FILE,
+    RunRecord,
     read_log,
 )
 from models.errors import InputError
@@ -51,12 +52,13 @@ def pack(study: Path, folder: Path) -> int:
     lines = []
     tables = []
     for path in sorted(record.parent for record in study.rglob(RUN_RECORD)):
-        run = read_run(path)  # it checks that the records go together
+        read_run(path)  # it checks that the records go together
+        record = RunRecord.read(path / RUN_RECORD)
         packed = PackedRun(
             folder=path.relative_to(study).as_posix(),
-            record=run.record,
+            record=record,
             recipe=(path / RECIPE).read_text("utf-8"),
-            environments=read_environments(path, run.record),
+            environments=read_environments(path, record),
         )
         lines.append(packed.model_dump_json() + "\n")
         log = log_table(read_log(path / METRICS))

@@ -18,15 +18,15 @@ def train_model(plan: Plan) -> tuple[nn.Module, Iterator[tuple[Tensor, Tensor]]]
     Returns:
         The model, and batches that it was not trained on: inputs and labels, (rows, seq_len) each.
     """
-    plan, _ = open_data(plan)
-    config = plan.config
+    opened_plan, _ = open_data(plan)
+    config = opened_plan.config
     init_single_process()
     with TemporaryDirectory() as folder:
         config.job.dump_folder = folder
-        trainer = Trainer(plan, StopRequest())
+        trainer = Trainer(opened_plan, StopRequest())
         trainer.train()
         trainer.close()
     config.debug.seed += 1  # another seed draws other rows
-    loader = BatchLoader(plan.token_file, config)
+    loader = BatchLoader(opened_plan.token_file, config)
     batches = ((inputs["input"], labels) for inputs, labels in loader)
     return trainer.model_parts[0], batches

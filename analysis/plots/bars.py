@@ -10,10 +10,10 @@ from analysis.comparison import Comparison
 from analysis.plots.style import (
     SMALL_FONT,
     NoData,
+    PanelDrawing,
     find_look,
     format_number,
     full_name,
-    plot,
     set_height,
     short_name,
     write_headline,
@@ -24,12 +24,12 @@ from analysis.tables import measure_runs
 
 # Parts of the time to the end of step 1, as an attempt's record has them.
 STARTUP = ["import", "data", "compile"]
-# Of these and of the rest. Paul Tol's muted colours, which colour-blind readers tell apart too.
+# Of these parts, and of the rest: Paul Tol's muted colours, which colour-blind readers tell apart.
 STARTUP_COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
 
 
 def measure_completed_runs(comparison: Comparison) -> pd.DataFrame:
-    """Measure the completed runs: a row a run, indexed by recipe."""
+    """Measure the completed runs: a row for each run, indexed by recipe."""
     return measure_runs(comparison).query("completed").set_index("recipe")
 
 
@@ -60,14 +60,16 @@ def set_rows(axes: Axes, labels: Sequence[str], x_label: str, texts: Iterable[st
 def draw_bars(
     axes: Axes, values: pd.Series, offset: float = 0.0, height: float = 0.6, alpha: float = 0.55
 ) -> pd.Series:
-    """Draw a bar a recipe, from zero to the mean of its runs, with a mark for each of several runs.
+    """Draw a bar for each recipe, from zero to the geometric mean of its runs.
+
+    A mark shows each run, if a recipe has several.
 
     Args:
         values: of the runs, indexed by recipe.
-        offset: how far below the middle of its row a bar is.
+        offset: how far below the middle of its row a bar is; rows are 1 apart.
 
     Returns:
-        The lengths, by recipe.
+        The lengths of the bars, by recipe.
 
     Raises:
         NoData: there is no value.
@@ -88,11 +90,13 @@ def draw_bars(
 def compare_bars(
     axes: Axes, comparison: Comparison, values: pd.Series, unit: str, quantity: str
 ) -> None:
-    """Draw bars with their ratios to the reference's, and the best FP8 recipe's as the headline.
+    """Draw bars, and write each bar's ratio to the reference's beside it. The headline is the ratio
+    of the best FP8 recipe.
 
     Args:
+        values: of the runs, indexed by recipe.
         unit: to write after a bar's length.
-        quantity: what is compared, for the headline.
+        quantity: what is compared, for the x label and the headline.
     """
     reference = comparison.reference
     best_recipe = comparison.best.recipe
@@ -107,7 +111,7 @@ def compare_bars(
     set_rows(axes, [*map(short_name, lengths.index)], quantity, texts)
 
 
-@plot
+@PanelDrawing
 def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     """Draw tokens per second of each recipe, over all devices, padding included, and write MFU."""
     runs = measure_completed_runs(comparison).dropna(subset="tokens_per_s")
@@ -125,9 +129,9 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     write_note(axes, text)
 
 
-@plot
+@PanelDrawing
 def memory(axes: Axes, comparison: Comparison) -> None:
-    """Draw the highest memory in GiB."""
+    """Draw each recipe's peak memory in GiB."""
     peak_memory_gib = measure_completed_runs(comparison)["peak_memory_gib"]
     compare_bars(axes, comparison, peak_memory_gib, " GiB", "peak memory")
     if comparison.study.on_cpu:
@@ -136,15 +140,15 @@ def memory(axes: Axes, comparison: Comparison) -> None:
         axes.set_xlabel("peak reserved memory of a device (GiB)")
 
 
-@plot
+@PanelDrawing
 def first_step(axes: Axes, comparison: Comparison) -> None:
-    """Draw seconds from process start to the end of step 1 by what they went to: means of completed
-    runs, the sum over all attempts."""
+    """Draw the seconds from process start to the end of step 1, divided into parts: summed over the
+    attempts of a run, averaged over completed runs."""
     rows = []
-    for run in comparison.study.runs:
-        if run.completed:
-            parts = pd.DataFrame([timing.startup for timing in run.timings], columns=STARTUP)
-            rows.append({"recipe": run.recipe, "total": run.first_step_s, **parts.sum()})
+    for run in comparison.study.completed:
+        startups = [timing.startup for timing in run.timings]
+        seconds_by_part = pd.DataFrame(startups, columns=STARTUP).sum()
+        rows.append({"recipe": run.recipe, "total": run.first_step_s, **seconds_by_part})
     if not rows:
         raise NoData("no run was completed")
     table = pd.DataFrame(rows).groupby("recipe", sort=False).mean()

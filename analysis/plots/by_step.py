@@ -1,6 +1,8 @@
 """Draw lines by step: the loss, its difference to the reference's, and the lead in wall time."""
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -8,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.break_even import BreakEven, When, interpolate_wall_s
-from analysis.comparison import Comparison
+from analysis.comparison import Comparison, ComparisonResult
 from analysis.losses import (
     LOSS_CONFIDENCE,
     LossVerdict,
@@ -19,29 +21,29 @@ from analysis.losses import (
 from analysis.plots.style import (
     GREY,
     NoData,
+    PanelDrawing,
     find_look,
     full_name,
-    plot,
     set_height,
     short_name,
     write_headline,
     write_legend,
     write_note,
 )
-from analysis.runs import Run
+from analysis.runs import PlannedRun, Run
 from analysis.speed import estimate_mean
 from models.flops import format_parameters
 
-MIN_POINTS = 400  # of a line that has more
-AXIS_MARGINS = 5  # margins from the reference's loss, at which the axis ends
-MARKER_DISTANCE = 0.17  # of the panel's diagonal
+MIN_POINTS = 400  # that stay of a line with more points
+AXIS_MARGINS = 5  # the axis of loss differences ends at so many margins
+MARKER_DISTANCE = 0.17  # as a share of the panel's diagonal
 
 
-def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:
-    """Draw completed runs of a recipe as their mean in a band, other runs as a dashed line.
+def draw_runs(axes: Axes, lines: dict[PlannedRun, pd.Series]) -> None:
+    """Draw completed runs of a recipe as their mean in a band, and each other run as a dashed line.
 
     Args:
-        lines: what to draw of each run, by step.
+        lines: of each run the values to draw, by step.
 
     Raises:
         NoData: there is nothing to draw.
@@ -65,15 +67,16 @@ def draw_runs(axes: Axes, lines: dict[Run, pd.Series]) -> None:
 def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
     """Draw a recipe's line in its band.
 
-    Each line's first marker is further on, so that the markers of equal curves show.
+    The first marker of each line is a fifth of their distance further to the right than that of the
+    line before, so that the markers of equal lines show.
 
     Args:
-        band: by step the line and the ends of its band, which may be NaN.
+        band: a row for each step; columns: the line, and the ends of its band, which may be NaN.
     """
     look = find_look(recipe)
     band = thin_out(band)
     line, low, high = band.to_numpy().T
-    first_marker = MARKER_DISTANCE * len(axes.lines) / 5 % MARKER_DISTANCE
+    first_marker = len(axes.lines) % 5 / 5 * MARKER_DISTANCE
     axes.plot(
         band.index,
         line,
@@ -86,15 +89,16 @@ def draw_band(axes: Axes, recipe: str, band: pd.DataFrame) -> None:
 
 
 def thin_out(values: pd.Series | pd.DataFrame) -> pd.Series | pd.DataFrame:
-    """Choose rows evenly, the last among them: more points than pixels only make pages large."""
+    """Choose rows at equal distances, and the last one: more points than pixels only make pages
+    large."""
     distance = max(1, len(values) // MIN_POINTS)
-    return values.iloc[::-distance].iloc[::-1]
+    first = (len(values) - 1) % distance  # from here the last row is reached
+    return values.iloc[first::distance]
 
 
 def finish_panel(axes: Axes, y_label: str, end_format: str) -> None:
-    """Write labels, and on the right, from top to bottom, each line's name and its end.
-
-    A line that leaves the axis says so there.
+    """Write the labels of the axes, and on the right, from top to bottom, the label and the last
+    value of each line. A line that ends outside the panel is "off the axis".
 
     Args:
         end_format: of a line's last value.
@@ -103,58 +107,64 @@ def finish_panel(axes: Axes, y_label: str, end_format: str) -> None:
     axes.margins(x=0)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter("{x:,.10g}")
-    line_by_label = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
+    line_by_label = {}  # of runs with one label, one line
+    for line in axes.get_lines():
+        label = str(line.get_label())
+        if not label.startswith("_"):  # matplotlib's name for a line without a label
+            line_by_label[label] = line
     lines = sorted(line_by_label.values(), key=find_end, reverse=True)
     bottom, top = axes.get_ylim()
     labels = []
+    text_lines = 0
     for line in lines:
-        label = f"{line.get_label()}\n{end_format.format(find_end(line))}"
-        if not bottom <= find_end(line) <= top:
+        end = find_end(line)
+        label = f"{line.get_label()}\n{end_format.format(end)}"
+        if not bottom <= end <= top:
             label += ", off the axis"
         labels.append(label)
-    set_height(axes, text_lines=sum(len(label.splitlines()) for label in labels))
+        text_lines += len(label.splitlines())
+    set_height(axes, text_lines)
     write_legend(axes, lines, labels)
 
 
 def find_end(line: Line2D) -> float:
     """Find the last value of a line."""
-    return line.get_ydata()[-1]
+    return float(np.asarray(line.get_ydata())[-1])
 
 
 # ---- loss ----
 
 
-@plot
+@PanelDrawing
 def loss(axes: Axes, comparison: Comparison) -> None:
-    """Draw the training loss (nats per token) by step: means over a tenth of the steps.
-
-    The axis ends at the loss of the beginning.
-    """
-    curves = pd.DataFrame({run: smooth(run.steps["loss"]) for run in comparison.study.runs})
-    draw_runs(axes, dict(curves))
-    axes.set_ylim(0.98 * curves.min(axis=None), 1.02 * curves.bfill().iloc[0].median())
+    """Draw the training loss (nats per token) by step: means over a tenth of the steps."""
+    curves = {run: smooth(run.steps["loss"]) for run in comparison.study.runs}
+    draw_runs(axes, curves)
+    table = pd.DataFrame(curves)  # a row for each step, a column for each run
+    first_losses = table.bfill().iloc[0]
+    axes.set_ylim(0.98 * table.min(axis=None), 1.02 * first_losses.median())
     finish_panel(axes, "loss (nats per token)", "{:,.4g}")
     write_note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
     final_losses = []
     for recipe in (comparison.best.recipe, comparison.reference):
         runs = comparison.study.completed_by_recipe.get(recipe, [])
         if runs:
-            mean_loss = np.mean([final_loss(run) for run in runs])
+            mean_loss = fmean(map(final_loss, runs))
             final_losses.append(f"{full_name(recipe)} ends at {mean_loss:.3f}")
     if final_losses:
         write_headline(axes, ", ".join(final_losses))
 
 
 def smooth(losses: pd.Series) -> pd.Series:
-    """Average each tenth of a run's steps; a mean is in the middle of its steps."""
+    """Average the losses over a moving window of a tenth of the run's steps, by its middle step."""
     return losses.rolling(max(1, len(losses) // 10), center=True).mean()
 
 
-@plot
+@PanelDrawing
 def loss_difference(axes: Axes, comparison: Comparison) -> None:
-    """Draw the loss of each recipe minus the reference's, in its interval, over the margin.
+    """Draw the loss of each recipe minus the reference's, with its interval. The margin is grey.
 
-    A recipe that ends more than `AXIS_MARGINS` margins away is off the axis.
+    The axis ends at `AXIS_MARGINS` margins at most.
     """
     verdicts = select_verdicts(comparison)
     if not verdicts:
@@ -187,8 +197,12 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
 
 
 def smooth_difference(runs: list[Run], reference_runs: list[Run]) -> pd.DataFrame:
-    """Average the difference of the loss over seeds and over the last tenth of the steps so far: a
-    row a step, with the interval over seeds."""
+    """Average the difference of the loss over seeds, and over a moving window of a tenth of the
+    steps, by its last step.
+
+    Returns:
+        A row for each step; columns: `difference`, and its interval over seeds, `low` and `high`.
+    """
     differences = subtract_losses(runs, reference_runs)
     means = differences.rolling(len(last_tenth(differences))).mean().dropna()
     estimates = estimate_mean(means.T, LOSS_CONFIDENCE)
@@ -196,7 +210,7 @@ def smooth_difference(runs: list[Run], reference_runs: list[Run]) -> pd.DataFram
 
 
 def select_verdicts(comparison: Comparison) -> dict[str, LossVerdict]:
-    """Select the verdicts on the loss with pairs of runs."""
+    """Select the verdicts on the loss that rest on pairs of runs, by recipe."""
     verdicts = {}
     for recipe, result in comparison.results.items():
         if result.loss.difference_by_seed:
@@ -207,16 +221,15 @@ def select_verdicts(comparison: Comparison) -> dict[str, LossVerdict]:
 # ---- wall time ----
 
 
-@plot
+@PanelDrawing
 def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> None:
-    """Draw each recipe's lead over the reference, in seconds of wall time.
+    """Draw each recipe's lead over the mean of the reference's runs, in seconds of wall time.
 
-    Above zero a recipe has taken less wall time; a mark shows where it gets or loses the lead.
-    Each run is drawn against the mean of the reference's.
+    Above zero a recipe has taken less wall time. A mark shows where it wins or loses the lead.
 
     Args:
-        with_first_step: counts too; without it compilation costs nothing, as in the published
-            study.
+        with_first_step: whether the first step counts. Without it compilation costs nothing, as in
+            the published study.
     """
     reference = comparison.reference
     reference_runs = comparison.study.completed_by_recipe.get(reference, [])
@@ -237,27 +250,25 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
         f"{comparison.study.clock_start}.",
     )
     best = comparison.best
-    if not best.recipe:
-        return
-    if with_first_step:
+    best_runs = comparison.study.completed_by_recipe.get(best.recipe, [])
+    if best.recipe and with_first_step:
         mark_break_even(axes, comparison)
         write_headline(
             axes, f"{full_name(best.recipe)} ahead of {full_name(reference)}: {best.break_even}"
         )
-    else:
-        runs = comparison.study.completed_by_recipe.get(best.recipe, [])
-        lead_s = np.mean([leads[run].iloc[-1] for run in runs])
+    elif best_runs:
+        lead_s = fmean(leads[run].iloc[-1] for run in best_runs)
         write_headline(
             axes, f"Without the first step {full_name(best.recipe)}'s lead ends at {lead_s:+,.0f} s"
         )
 
 
 def find_leads(
-    runs: list[Run], reference_runs: list[Run], with_first_step: bool
-) -> dict[Run, pd.Series]:
-    """Work out the seconds, by step, by which each run is ahead of the mean reference run."""
+    runs: Sequence[PlannedRun], reference_runs: list[Run], with_first_step: bool
+) -> dict[PlannedRun, pd.Series]:
+    """Work out, by step, how many seconds each run is ahead of the mean of the reference's runs."""
     length = min(run.length for run in reference_runs)
-    reference_first_step_s = np.mean([run.first_step_s for run in reference_runs])
+    reference_first_step_s = fmean(run.first_step_s for run in reference_runs)
     leads = {}
     for run in runs:
         clock = run.clock.loc[:length]
@@ -270,17 +281,21 @@ def find_leads(
 
 
 def mark_break_even(axes: Axes, comparison: Comparison) -> None:
-    """Mark where FP8 recipes win the lead, and with a cross where they lose it."""
+    """Mark the break-even steps of FP8 recipes, except those beyond the end of the runs."""
     row = 0
     for recipe in comparison.fp8:
-        result = comparison.results.get(recipe)
-        if result and not result.break_even.is_beyond and math.isfinite(result.break_even.step):
-            mark_step(axes, recipe, result.break_even, row)
+        break_even = comparison.results.get(recipe, ComparisonResult()).break_even
+        if math.isfinite(break_even.step) and not break_even.is_beyond:
+            mark_step(axes, recipe, break_even, row)
             row += 1
 
 
 def mark_step(axes: Axes, recipe: str, break_even: BreakEven, row: int) -> None:
-    """Mark a recipe's break-even step on the zero line; each `row` of text stands above another."""
+    """Mark a recipe's break-even step on the zero line: with a cross if the lead is lost there.
+
+    Args:
+        row: of the text, counted from the zero line, so that texts do not overlap.
+    """
     look = find_look(recipe)
     is_lost = break_even.when == When.UNTIL
     axes.plot(
@@ -293,15 +308,18 @@ def mark_step(axes: Axes, recipe: str, break_even: BreakEven, row: int) -> None:
         markersize=8,
         zorder=5,
     )
-    # Inside the panel, and off the line, which rises where a lead is won and falls where it is lost
-    is_late = break_even.step > np.mean(axes.get_xlim())
-    is_above = is_lost != is_late
+    # The text stays inside the panel: left of a mark in the right half, else right of it.
+    is_on_left = break_even.step > np.mean(axes.get_xlim())
+    # It stays off the line, which rises where a lead is won and falls where it is lost.
+    is_above = is_on_left != is_lost
+    x_offset = -5 if is_on_left else 5  # points
+    y_offset = 11 * row + 5 if is_above else -11 * row - 15
     axes.annotate(
         f"{break_even.when} {break_even.step:,.0f}",
         (break_even.step, 0),
-        xytext=(-5 if is_late else 5, 11 * row + 5 if is_above else -11 * row - 15),
+        xytext=(x_offset, y_offset),
         textcoords="offset points",
         color=look.colour,
         fontweight="bold",
-        horizontalalignment="right" if is_late else "left",
+        horizontalalignment="right" if is_on_left else "left",
     )

@@ -1,7 +1,7 @@
-"""Draw what all figures share: looks of recipes, panels, headlines, notes. Bytes do not vary.
+"""Draw what all figures share: looks of recipes, panels, headlines, notes.
 
 Fonts, sizes and grids are in style.mplstyle, the looks of recipes in looks.yaml and
-extensions/*/looks.yaml.
+extensions/*/looks.yaml. The same figure is saved with the same bytes each time.
 """
 
 import functools
@@ -18,6 +18,8 @@ import matplotlib.style
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from experiments.config.recipes import ROOT
@@ -26,7 +28,7 @@ HALF_PAGE = (5.0, 3.4)  # inches: a figure of one panel
 FONT = 9  # points
 SMALL_FONT = 8  # points
 GREY = "#666666"
-NOTE = "note"  # the id of notes in a figure
+NOTE = "note"  # the id of each note in a figure
 STYLE = ["default", "analysis.plots.style"]
 
 # How recipes look that are not in looks.yaml.
@@ -45,11 +47,14 @@ class Look(NamedTuple):
 
 
 def find_look(recipe: str) -> Look:
-    """Look up how a recipe looks; a user's own recipe has its file's name."""
+    """Look up how a recipe looks. A recipe without an entry has its file's name, and a colour and a
+    marker that depend on the name."""
     if recipe in LOOKS:
         return Look(**LOOKS[recipe])
     name = recipe.replace("_", " ").replace("fp8", "FP8").replace("$", r"\$")
-    return Look(name, *OTHER_LOOKS[zlib.crc32(recipe.encode()) % len(OTHER_LOOKS)])
+    number = zlib.crc32(recipe.encode())  # the same in each process, unlike hash()
+    colour, marker = OTHER_LOOKS[number % len(OTHER_LOOKS)]
+    return Look(name, colour, marker)
 
 
 def full_name(recipe: str) -> str:
@@ -63,7 +68,7 @@ def short_name(recipe: str) -> str:
 
 
 def format_number(value: float) -> str:
-    """Write three significant digits, or all before the point."""
+    """Write three significant digits of a positive number, or all digits before the point."""
     digits = 2 - math.floor(math.log10(value))
     return f"{value:,.{max(0, digits)}f}"
 
@@ -73,7 +78,7 @@ class NoData(Exception):
 
 
 class Plot(Figure):
-    """A figure shown by notebooks as it is, with the same bytes each time."""
+    """A figure that a notebook shows as it is."""
 
     @property
     def is_empty(self) -> bool:
@@ -86,12 +91,34 @@ class Plot(Figure):
         texts = []
         for axes in self.axes:
             texts.append(axes.get_title("left"))
-            texts += [text.get_text() for text in axes.texts if text.get_gid() == NOTE]
-        sentences = [" ".join(text.split()).removesuffix(".") for text in texts]
-        return ". ".join(filter(None, sentences)) + "."
+            for note in axes.texts:
+                if note.get_gid() == NOTE:
+                    texts.append(note.get_text())
+        sentences = []
+        for text in texts:
+            words = text.split()  # without line breaks
+            if words:
+                sentences.append(" ".join(words).removesuffix("."))
+        return ". ".join(sentences) + "."
 
     def _repr_png_(self) -> tuple[bytes, dict]:
+        """Show the figure in a notebook, 100 pixels wide for each inch."""
         return to_png(self), {"width": int(100 * self.get_figwidth())}
+
+
+class PanelDrawing:
+    """A function of `arguments` that draws a figure of one panel.
+
+    Args:
+        draw: draws the panel: a function of axes and `arguments`. Raises `NoData`.
+    """
+
+    def __init__(self, draw: Callable[..., None]) -> None:
+        functools.update_wrapper(self, draw)
+        self.draw = draw
+
+    def __call__(self, *arguments) -> Plot:
+        return draw_panels([(self, *arguments)])
 
 
 def draw_panels(
@@ -99,53 +126,49 @@ def draw_panels(
 ) -> Plot:
     """Draw a figure of several panels.
 
-    The layout stays as it comes out, so that saving the figure again gives the same bytes.
-
     Args:
-        panels: of each panel what draws it: a function of this package, and its arguments.
+        panels: of each panel the `PanelDrawing`, and its arguments.
         size: in inches.
+        columns: of panels; the number of panels is a multiple.
     """
     with matplotlib.style.context(STYLE):
-        figure = Plot(figsize=size, layout="constrained")
-        for place, (draw, *arguments) in enumerate(panels, start=1):
+        layout = ConstrainedLayoutEngine()
+        figure = Plot(figsize=size, layout=layout)
+        for place, (drawing, *arguments) in enumerate(panels, start=1):
             axes = figure.add_subplot(len(panels) // columns, columns, place)
             try:
-                draw.on(axes, *arguments)
+                drawing.draw(axes, *arguments)
             except NoData as reason:
                 axes.clear()
                 axes.set_axis_off()
                 text = textwrap.fill(f"no data: {reason}", 40)
                 axes.text(0.5, 0.5, text, ha="center", color=GREY, transform=axes.transAxes)
+        # The layout is fixed after its second pass, which changes little. Otherwise each time that
+        # the figure is saved would be one more pass, with other bytes.
         figure.draw_without_rendering()
-        # constrained layout comes to rest in the second pass
-        figure.get_layout_engine().execute(figure)
+        layout.execute(figure)
         figure.set_layout_engine("none")
     return figure
 
 
-def plot(draw: Callable[..., None]) -> Callable[..., Plot]:
-    """Turn `draw(axes, ...)` into a function of the other arguments, returning a figure.
-
-    Its attribute `on`, which `draw_panels` calls, is `draw`.
-    """
-
-    @functools.wraps(draw)
-    def draw_figure(*arguments) -> Plot:
-        return draw_panels([(draw_figure, *arguments)])
-
-    draw_figure.on = draw
-    return draw_figure
+def find_grid(axes: Axes) -> tuple[Figure, GridSpec]:
+    """Find the figure of a panel, and the grid of the figure's panels."""
+    figure = axes.get_figure(root=True)
+    grid = axes.get_gridspec()
+    if figure is None or grid is None:
+        raise ValueError("these axes are not a panel of a figure")
+    return figure, grid
 
 
 def set_height(axes: Axes, text_lines: int) -> None:
     """Make the figure as high as the lines of text beside this panel need."""
-    figure = axes.figure
+    figure, grid = find_grid(axes)
     panel_height = 1.3 + 0.155 * text_lines  # inches
-    figure.set_figheight(max(figure.get_figheight(), axes.get_gridspec().nrows * panel_height))
+    figure.set_figheight(max(figure.get_figheight(), grid.nrows * panel_height))
 
 
 def write_headline(axes: Axes, text: str, pad: float = 6) -> None:
-    """Write the finding of a figure, `pad` points above the panel."""
+    """Write the headline of a panel: what the panel shows, `pad` points above it."""
     text = _wrap_text(axes, text.removesuffix("."), 0.68)
     axes.set_title(text, loc="left", fontweight="bold", pad=pad)
 
@@ -171,8 +194,9 @@ def _wrap_text(axes: Axes, text: str, character_width: float) -> str:
     Args:
         character_width: of the mean character, as a share of the font's size.
     """
-    inches = axes.figure.get_figwidth() / axes.get_gridspec().ncols - 1.1
-    return textwrap.fill(text, int(inches * 72 / (character_width * FONT)))
+    figure, grid = find_grid(axes)
+    width = figure.get_figwidth() / grid.ncols - 1.1  # inches, without labels beside the panel
+    return textwrap.fill(text, int(width * 72 / (character_width * FONT)))
 
 
 def write_legend(axes: Axes, lines: list[Line2D], labels: list[str]) -> None:

@@ -168,7 +168,9 @@ class Model(titan.Model):
 
 
 class Compile(titan.Compile):
-    components: list[Literal["model", "loss"]] = field(default_factory=lambda: ["model", "loss"])
+    components: list[Literal["model", "loss"]] = field(  # type: ignore[assignment] # titan: str
+        default_factory=lambda: ["model", "loss"]
+    )
     """What is compiled."""
 
     scope: Literal["block", "model"] = "block"
@@ -244,19 +246,21 @@ def make_dataclasses(cls: type, prefix: str = "") -> type:
     `lr: NonNegative = 8e-4`. A key of `REFUSED_KEYS` becomes a ClassVar: pydantic refuses it in a
     recipe, and torchtitan reads its default. `prefix` is the section's path with a dot at its end.
     """
-    titan_class = cls.__base__
+    titan_class = cls.__base__ or object
     titan_fields = fields(titan_class) if is_dataclass(titan_class) else ()
     for titan_field in titan_fields:
         name = titan_field.name
+        titan_type = titan_field.type
         key = f"{prefix}{name}"
         if key.startswith(tuple(REFUSED_KEYS)):
             cls.__annotations__[name] = ClassVar
             setattr(cls, name, getattr(titan_class(), name))
         elif key in LIMITS:
             cls.__annotations__[name] = LIMITS[key]
-        elif is_dataclass(titan_field.type) and name not in cls.__annotations__:
-            titan_section = titan_field.type
-            section = type(titan_section.__name__, (titan_section,), {"__module__": __name__})
+        elif name in cls.__annotations__:
+            continue
+        elif isinstance(titan_type, type) and is_dataclass(titan_type):
+            section = type(titan_type.__name__, (titan_type,), {"__module__": __name__})
             cls.__annotations__[name] = section
     for name, annotation in cls.__annotations__.items():
         if getattr(annotation, "__module__", "") == __name__:  # a section's class of this file

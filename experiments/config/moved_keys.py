@@ -1,4 +1,4 @@
-"""Look up keys of earlier releases of torchtitan in the table moved_keys.yaml."""
+"""Look up former keys of torchtitan, and former overlays, in the table moved_keys.yaml."""
 
 from functools import cache
 from pathlib import Path
@@ -17,9 +17,15 @@ class Move(NamedTuple):
 
 
 @cache
+def read_table() -> dict[str, dict[str, str]]:
+    """Read the table: what became of each name, by the kind of change."""
+    return yaml.safe_load(MOVES_FILE.read_text("utf-8"))
+
+
+@cache
 def read_moves() -> dict[str, Move]:
     """Read all moves by the old key, or by the old section with a dot at its end."""
-    table = yaml.safe_load(MOVES_FILE.read_text("utf-8"))
+    table = read_table()
     moves = {}
     for old_key, text in table["moved"].items():
         new_key, _, note = text.partition(" ")
@@ -40,3 +46,8 @@ def find_move(key: str) -> Move | None:
             rest_of_key = key[len(old_key) :]
             return move._replace(key=f"{move.key}{rest_of_key}".rstrip("."))
     return None
+
+
+def find_overlay_replacement(name: str) -> str | None:
+    """Say what to do instead of an overlay of before; None if there was no overlay of this name."""
+    return read_table()["overlays"].get(name)

@@ -39,7 +39,8 @@ def translate_option(option: str, next_word: str | None) -> str | None:
         option: as it was typed, as `--steps` or `--steps=5`.
         next_word: the word behind the option, if there is one.
     """
-    name, equals, value = option.lstrip("-").partition("=")
+    name, equals, text = option.lstrip("-").partition("=")
+    value: str | None = text
     if not equals:
         is_value = next_word and not next_word.startswith("--") and "=" not in next_word
         value = next_word if is_value else None

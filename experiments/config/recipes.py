@@ -20,10 +20,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from experiments.config.moved_keys import find_overlay_replacement
 from experiments.config.yaml_with_origins import (
     ROOT,
     Layer,
@@ -90,6 +91,12 @@ class Recipe:
                     "leave out one of these sections"
                 )
 
+    @overload
+    def find_hook(self, name: str) -> Callable | None: ...
+
+    @overload
+    def find_hook(self, name: str, default: Callable) -> Callable: ...
+
     def find_hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
         assert name in SINGLE_HOOKS
@@ -131,6 +138,20 @@ class _Head(BaseModel):
     resolved: Provenance = Provenance()
 
 
+class OverlayHead(_Head):
+    """An overlay's keys outside the sections."""
+
+    memory_gib: float | None = Field(
+        default=None,
+        gt=0,
+        description="An overlay's: GiB that the neediest of the four recipes takes of a GPU, by "
+        "estimate. `size: auto` of a study chooses from the overlays that have it.",
+    )
+
+
+_HeadClass = TypeVar("_HeadClass", bound=_Head)
+
+
 def load(
     name: str,
     overlays: Sequence[str] = (),
@@ -154,7 +175,7 @@ def load(
         path = Path(name).absolute()
     else:
         path = find_by_name("recipe", name, yaml_files(RECIPES))
-    head, file_layers = _read_with_ancestors(path, RECIPES)
+    head, file_layers = _read_with_ancestors(path, RECIPES, _Head)
     base_origin = f"{RECIPES.name}/base.yaml:"
     layers_above_base = [
         layer for layer in file_layers if not layer[""].origin.startswith(base_origin)
@@ -219,7 +240,9 @@ def _warn_of_replaced_values(recipe_layer: Layer, layer_by_overlay: dict[str, La
                 )
 
 
-def _read_with_ancestors(path: Path, folder: Path, *descendants: Path) -> tuple[_Head, list[Layer]]:
+def _read_with_ancestors(
+    path: Path, folder: Path, head_class: type[_HeadClass], *descendants: Path
+) -> tuple[_HeadClass, list[Layer]]:
     """Read a recipe or overlay and its ancestors in `folder`.
 
     Returns its head and the layer of each file, base.yaml first. No file of `descendants` can be
@@ -227,8 +250,8 @@ def _read_with_ancestors(path: Path, folder: Path, *descendants: Path) -> tuple[
     """
     layer = read_file(path)
     default_name = Setting(path.stem, layer[""].origin)
-    head = validate_layer(_Head.model_validate, {"name": default_name} | layer)
-    section_keys = [key for key in layer if key.partition(".")[0] not in _Head.model_fields]
+    head = validate_layer(head_class.model_validate, {"name": default_name} | layer)
+    section_keys = [key for key in layer if key.partition(".")[0] not in head_class.model_fields]
     sections_layer = {key: layer[key] for key in section_keys}
     if head.base is None:
         return head, [sections_layer]
@@ -239,15 +262,29 @@ def _read_with_ancestors(path: Path, folder: Path, *descendants: Path) -> tuple[
     origin = f"{layer['base'].origin}: base: "
     kind = "recipe that this one can be based on"
     parent_file = find_by_name(kind, head.base, possible_parents, origin)
-    _, ancestor_layers = _read_with_ancestors(parent_file, folder, *family)
+    _, ancestor_layers = _read_with_ancestors(parent_file, folder, head_class, *family)
     return head, [*ancestor_layers, sections_layer]
 
 
 def _read_overlay(name: str) -> Layer:
     """Read an overlay and its ancestors as one layer. Raises `InputError`."""
-    file = find_by_name("overlay", name, yaml_files(OVERLAYS_FOLDER))
-    _, layers = _read_with_ancestors(file, OVERLAYS_FOLDER)
+    files = yaml_files(OVERLAYS_FOLDER)
+    replacement = find_overlay_replacement(name)
+    if replacement and name not in files:
+        raise InputError(f"`{name}` is not an overlay any more: {replacement}")
+    file = find_by_name("overlay", name, files)
+    _, layers = _read_with_ancestors(file, OVERLAYS_FOLDER, OverlayHead)
     return merge_layers(layers)
+
+
+def list_sizes() -> list[str]:
+    """List the overlays that say their memory, those that need most first. Raises `InputError`."""
+    memory_by_size = {}
+    for name, file in yaml_files(OVERLAYS_FOLDER).items():
+        head, _ = _read_with_ancestors(file, OVERLAYS_FOLDER, OverlayHead)
+        if head.memory_gib is not None:
+            memory_by_size[name] = head.memory_gib
+    return sorted(memory_by_size, key=memory_by_size.__getitem__, reverse=True)
 
 
 # ---- write and compare recipes ----

@@ -93,7 +93,7 @@ def find_unread_keys(
     shared = [overlay for overlay in overlays if is_compared or _has_keys_outside_float8(overlay)]
     if is_compared:
         shared.append(overrides)
-    layers = []
+    layers: list[Layer] = []
     for layer in [*files, *overlays, overrides]:
         if SCALING_KEY in layer:
             layers = []

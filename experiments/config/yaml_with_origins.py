@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from models.errors import PYTHON, InputError
 
@@ -124,7 +125,7 @@ def _parse_layer(text: str, root_key: str, format_origin: Callable[[int], str]) 
 
     Raises `InputError` for the first fault.
     """
-    layer = {}
+    layer: Layer = {}
 
     def add_node(node: yaml.Node, key: str, line: int) -> None:
         origin = format_origin(line)
@@ -233,7 +234,7 @@ def dump_yaml(data: dict) -> str:
 
 def merge_layers(layers: Iterable[Layer]) -> Layer:
     """Merge layers into one; later ones win."""
-    merged = {}
+    merged: Layer = {}
     for layer in layers:
         merged |= layer
     return merged
@@ -244,7 +245,7 @@ def nest_sections(layer: Layer) -> dict:
 
     Where a layer has a value in a section's place, the section's keys in other layers are left out.
     """
-    sections = {"": {}}
+    sections: dict[str, dict] = {"": {}}
     for key, setting in layer.items():
         section, _, name = key.rpartition(".")
         if not key or section not in sections:
@@ -259,7 +260,7 @@ def nest_sections(layer: Layer) -> dict:
 
 def flatten_sections(sections: dict, prefix: str = "") -> dict[str, object]:
     """Flatten sections into {key.path: value}."""
-    values = {}
+    values: dict[str, object] = {}
     for name, value in sections.items():
         if isinstance(value, dict):
             values |= flatten_sections(value, f"{prefix}{name}.")
@@ -307,15 +308,16 @@ def validate_layer(
         return check(nest_sections(texts))
     except ValidationError as error:
         details = error.errors(include_url=False)
-    details_by_key: dict[str, list[dict]] = {}
+    details_by_key: dict[str, list[ErrorDetails]] = {}
     for detail in details:
         key, _ = _locate_error(detail, layer)
         details_by_key.setdefault(key, []).append(detail)
     known_keys = [*known_keys]
-    reasons = {}
+    reasons: dict[str, str] = {}
     for key, key_details in details_by_key.items():
         inner = [name for name in layer if name.startswith(f"{key}.") and layer[name].value != {}]
-        replaced = {name: find_replacement(name) for name in inner if find_replacement(name)}
+        advice_by_key = {name: find_replacement(name) for name in inner}
+        replaced = {name: advice for name, advice in advice_by_key.items() if advice}
         if replaced:
             reasons |= replaced
         else:
@@ -325,7 +327,7 @@ def validate_layer(
     raise make_input_error(layer, reasons.items())
 
 
-def _locate_error(detail: dict, layer: Layer) -> tuple[str, tuple]:
+def _locate_error(detail: ErrorDetails, layer: Layer) -> tuple[str, tuple]:
     """Split the location of one of pydantic's errors into a key and the location in its value.
 
     ("data", "paths", 0, "str"), where the layer has data.paths, gives "data.paths" and (0, "str"):
@@ -340,7 +342,7 @@ def _locate_error(detail: dict, layer: Layer) -> tuple[str, tuple]:
     return ".".join(map(str, location[:length])), location[length:]
 
 
-def _restore_texts(layer: Layer, details: Iterable[dict]) -> Layer:
+def _restore_texts(layer: Layer, details: Iterable[ErrorDetails]) -> Layer:
     """Return the layer with values as they were written, where pydantic asks for a text."""
     restored = dict(layer)
     for detail in details:
@@ -356,7 +358,7 @@ def _restore_text(value: object, node: yaml.Node | None, location: tuple) -> obj
     """Return a value with its node's text at a location. An empty node has no text."""
     if isinstance(node, yaml.ScalarNode):
         return node.value or value
-    if isinstance(node, yaml.SequenceNode) and location and isinstance(location[0], int):
+    if isinstance(value, list) and location and isinstance(node, yaml.SequenceNode):
         index = location[0]
         items = list(value)
         items[index] = _restore_text(items[index], node.value[index], location[1:])
@@ -367,7 +369,7 @@ def _restore_text(value: object, node: yaml.Node | None, location: tuple) -> obj
 def _describe_errors(
     key: str,
     node: yaml.Node | None,
-    details: list[dict],
+    details: list[ErrorDetails],
     known_keys: list[str],
     inner_keys: list[str],
 ) -> str:

@@ -3,6 +3,7 @@
 In parquet files only the column `data.text_column` is read. Their other columns may differ.
 """
 
+import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -36,6 +37,12 @@ PARQUET_MAGIC = b"PAR1"  # the first and the last bytes of a parquet file
 BATCH_ROWS = 128  # documents in memory at once
 BUFFER_BYTES = 2**20  # of a column's compressed pages, in place of the column of a whole row group
 MAX_LISTED_COLUMNS = 20
+# Formats of texts, by how the library `datasets` reads them, and the suffixes of their files
+TEXT_FORMATS = {
+    '"json"': (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".json.zst"),
+    '"text", sample_by="document"': (".txt", ".txt.gz", ".md"),
+    '"csv"': (".csv", ".csv.gz", ".tsv"),
+}
 
 Documents = Callable[[], Iterator[str]]
 """Gives the texts of a corpus, each time the same ones in the same order."""
@@ -99,6 +106,12 @@ def find_parquet_files(dataset_path: str | None) -> list[Path]:
     if not dataset_path:
         raise InputError(f"{DATASET_PATH} is not set: name {expected}")
     path = check_path(DATASET_PATH, dataset_path)
+    conversion = write_conversion(path)
+    if conversion:
+        raise InputError(
+            f"{DATASET_PATH}={dataset_path}: holds no parquet file: make one with "
+            f"`{conversion}`, and name it"
+        )
     if path.is_file():
         return [path]
     files = sorted(file for file in path.iterdir() if file.name.endswith(".parquet"))
@@ -116,6 +129,38 @@ def find_parquet_files(dataset_path: str | None) -> list[Path]:
             )
         check_path(DATASET_PATH, str(file))
     return files
+
+
+def write_conversion(path: Path) -> str | None:
+    """Write the command that turns texts in another format into a parquet file.
+
+    None for a parquet file, for a folder with some, and for a format that is not known.
+    """
+    names = [path.name] if path.is_file() else [file.name for file in path.iterdir()]
+    if any(name.endswith(".parquet") for name in names):
+        return None
+    if "state.json" in names or "dataset_dict.json" in names:  # of Dataset.save_to_disk
+        split = '["train"]' if "dataset_dict.json" in names else ""
+        code = f"load_from_disk({json.dumps(str(path))}){split}"
+    else:
+        code = ""
+        for builder, suffixes in TEXT_FORMATS.items():
+            suffix = find_suffix(names, suffixes)
+            if suffix:
+                data_files = json.dumps(str(path if path.is_file() else path / f"*{suffix}"))
+                code = f'load_dataset({builder}, data_files={data_files}, split="train")'
+                break
+    if not code:
+        return None
+    return f"{PYTHON} -c " + quote(f'import datasets; datasets.{code}.to_parquet("text.parquet")')
+
+
+def find_suffix(names: list[str], suffixes: tuple[str, ...]) -> str | None:
+    """Find the first suffix that one of some names has."""
+    for suffix in suffixes:
+        if any(name.endswith(suffix) for name in names):
+            return suffix
+    return None
 
 
 def read_parquet_files(files: list[Path], column: str, check_all: bool) -> Iterator[str]:

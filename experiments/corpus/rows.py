@@ -78,7 +78,7 @@ class Rows(Dataset):
         self.seq_len = config.training.seq_len
         if config.data.layout == "padded":
             self.starts = token_file.documents[:-1]
-            max_ends = token_file.documents[1:]
+            max_ends: np.ndarray | int = token_file.documents[1:]
         else:
             self.starts = np.arange((len(self.tokens) - 1) // self.seq_len) * self.seq_len
             max_ends = len(self.tokens)

@@ -43,7 +43,7 @@ from experiments.corpus.tokenizer import (
     list_special_tokens,
     load_tokenizer,
 )
-from experiments.records.files import DiskFull, full_disk, lock_file
+from experiments.records.files import DiskFull, describe_full_disk, lock_file
 from models.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def _write_token_file(
 ) -> None:
     """Write the token file into another folder, then rename it: `folder` is whole or missing."""
     end_of_text = choose_end_of_text(tokenizer, config)
-    eos_id = tokenizer.token_to_id(end_of_text)
+    eos_id = tokenizer.get_vocab()[end_of_text]
     # printed: a command's log does not exist yet, and a large corpus takes minutes
     print(f"Preparing {folder}, whose documents end with {end_of_text}")
     # The tokenizer's threads end before this process forks. Without this variable, each later fork
@@ -181,7 +181,7 @@ def _write_token_file(
         (partial_folder / CHECKSUM_FILE).write_text(_compute_checksum(partial_folder))
         _replace_folder(folder, partial_folder)
     except Exception as error:  # the tokenizer's save raises no OSError
-        sentence = full_disk(error, [partial_folder])
+        sentence = describe_full_disk(error, [partial_folder])
         if sentence:
             raise DiskFull(sentence) from error
         raise

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from experiments.records.files import AGAIN, full_disk
+from experiments.records.files import RETRY_HINT, describe_full_disk
 from models import gpus
 from models.errors import PYTHON, InputError, explain_missing_package
 
@@ -152,7 +152,7 @@ class CommandLine(argparse.ArgumentParser):
 
 def _warn_of_repeated_keys(words: list[str]) -> None:
     """Warn of a key with two values in one command: the last value counts."""
-    value_by_key = {}
+    value_by_key: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or word.startswith("-"):
@@ -211,7 +211,7 @@ def configure_log(file: Path | None, line_filter: logging.Filter | None = None) 
     `line_filter` selects and corrects the lines. Raises OSError.
     """
     screen = logging.StreamHandler(sys.stdout)
-    handlers = [screen]
+    handlers: list[logging.Handler] = [screen]
     if file:
         handlers.append(logging.FileHandler(file, encoding="utf-8"))
     else:
@@ -336,9 +336,9 @@ def run_command(command: Callable[[], int]) -> int:
 
 def _describe_system_error(error: OSError) -> str:
     """Say what the system refused, and what to do."""
-    disk = full_disk(error, [Path()])
+    disk = describe_full_disk(error, [Path()])
     if disk:
-        return f"{disk}: {AGAIN}"
+        return f"{disk}: {RETRY_HINT}"
     place = error.filename or "the system"
     reason = error.strerror or error  # an error of a library may have only a text
     return f"{place}: {reason}: fix that, or choose another"

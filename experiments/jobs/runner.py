@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,10 +40,7 @@ from experiments.records.run import (
     last_step,
 )
 
-CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-# Variables that the user has not set. They are looked up before torch is imported, because torch
-# sets one of them.
-UNSET_CACHE_VARIABLES = CACHE_VARIABLES - os.environ.keys()
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 RUN_MODULE = "experiments.run"
 PROGRESS_INTERVAL_S = 10
 LOG_PREFIX = r"^[\d-]+ [\d:]+ [A-Z]+ "  # time and level of a line: see `configure_log`
@@ -76,7 +73,7 @@ class RunProcess:
     unreported_start: datetime | None = None
     attempt_number: int = 0  # of the process, once its beginning is on record
     gpus: list[str | None] = field(default_factory=list)
-    cache_folder: tempfile.TemporaryDirectory | None = None
+    folders: ExitStack = field(default_factory=ExitStack)  # deleted when the run has ended
 
     @property
     def step(self) -> int:
@@ -99,11 +96,11 @@ class RunProcess:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / RECIPE, self.recipe)
-            self.cache_folder = tempfile.TemporaryDirectory(
-                prefix="compile-cache-", ignore_cleanup_errors=True
+            cache_folder = self.folders.enter_context(
+                tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
             )
-            for name in UNSET_CACHE_VARIABLES:
-                variables[name] = f"{self.cache_folder.name}/{name}"
+            for name in list_unset_cache_variables():
+                variables[name] = f"{cache_folder}/{name}"
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 self.unreported_start = datetime.now(UTC)
                 self.process = subprocess.Popen(
@@ -128,11 +125,11 @@ class RunProcess:
         # A run without checkpoints begins again at step 0
         self.steps_before = min(self.steps_before, self.step)
         self._report_notes()
-        exit_code = self.process.poll()
+        exit_code = self.process.poll() if self.process else self.exit_code
         if exit_code is None:
             return False
         self.exit_code = exit_code
-        self.cache_folder.cleanup()
+        self.folders.close()
         if exit_code < 0 and self.is_stopping and -exit_code != signal.SIGKILL:
             ending = "stopped before its first step"  # it did not listen yet
         elif exit_code < 0:
@@ -201,7 +198,7 @@ def run_all(runs: list[RunProcess], stop: StopRequest) -> None:
 def _run_queue(runs: list[RunProcess], stop: StopRequest) -> None:
     """Start runs as GPUs become free, forward stop signals, and report progress and ends."""
     waiting = list(runs)
-    running = []
+    running: list[RunProcess] = []
     is_stopping = False
     kill_time = math.inf
     start_time = time.monotonic()
@@ -255,14 +252,27 @@ def _send_signal(runs: list[RunProcess], number: signal.Signals) -> None:
 # ---- folders and GPUs ----
 
 
+def list_unset_cache_variables() -> list[str]:
+    """List the variables of compile caches that the user has not set.
+
+    torch sets one of them while it is imported, to a folder that all runs would share.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    unset_values: list[str | None] = [None]
+    with suppress(KeyError, OSError):  # the user has no name, as in some containers
+        unset_values.append(default_cache_dir())
+    return [name for name in CACHE_VARIABLES if os.environ.get(name) in unset_values]
+
+
 def list_compile_folders() -> list[str]:
     """List the folders for the compiled kernels of runs.
 
-    The folder of temporary files stands for each variable that the user has not set.
+    The folder of temporary files stands for the variables that the user has not set.
     """
-    set_variables = (CACHE_VARIABLES - UNSET_CACHE_VARIABLES) & os.environ.keys()
-    folders = [os.environ[name] for name in set_variables]
-    if UNSET_CACHE_VARIABLES:
+    unset_variables = list_unset_cache_variables()
+    folders = [os.environ[name] for name in CACHE_VARIABLES if name not in unset_variables]
+    if unset_variables:
         folders.append(tempfile.gettempdir())
     return folders
 
@@ -276,10 +286,9 @@ def list_visible_gpus() -> list[str | None]:
 
     n_gpus = torch.cuda.device_count()
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names: list[str | None] = [str(index) for index in range(n_gpus)]
     if visible_devices:
         names = [name.strip() for name in visible_devices.split(",")]
-    else:
-        names = [str(index) for index in range(n_gpus)]
     return names[:n_gpus] or [None]
 
 

@@ -16,15 +16,16 @@ from typing import TextIO
 
 from models.errors import InputError
 
-# What the system answers to a write that does not fit, in words.
-FULL = {
+DISK_FULL_REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the limit on the size of a file (ulimit -f) is reached",
 }
-PLENTY = 10**9  # free bytes of a disk that is not the full one
-RUNS = Path("runs")
-AGAIN = "make room, then give the same command"
+"""What the system answers to a write that does not fit, in words."""
+AMPLE_BYTES = 10**9
+"""A disk with more free bytes is not the full one."""
+RUNS_FOLDER = Path("runs")
+RETRY_HINT = "make room, then give the same command"
 
 
 def write_whole(path: Path, content: str) -> None:
@@ -47,52 +48,62 @@ class DiskFull(OSError):
 
 
 @contextmanager
-def disk_full(path: Path, needed: int, part: Path | None = None) -> Iterator[None]:
-    """Raise `DiskFull` where the system has no room for the `needed` bytes of a file.
+def disk_full(path: Path, needed_bytes: int, part: Path | None = None) -> Iterator[None]:
+    """Raise `DiskFull` where the system has no room for the needed bytes of a file.
 
     The bytes of `part`, which was begun and is deleted later, count as free.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_REASONS:
             raise
-        free = free_bytes(path)
+        free_bytes = find_free_bytes(path)
         if part and part.exists():
-            free += part.stat().st_size
-        sizes = f"{path} needs {bytes_word(needed)}, and {bytes_word(free)} are free"
-        raise DiskFull(f"{FULL[error.errno]}: {sizes}") from error
+            free_bytes += part.stat().st_size
+        raise DiskFull(
+            f"{DISK_FULL_REASONS[error.errno]}: {path} needs {format_bytes(needed_bytes)}, and "
+            f"{format_bytes(free_bytes)} are free"
+        ) from error
 
 
-def full_disk(error: BaseException | None, folders: Iterable[Path]) -> str | None:
+def describe_full_disk(error: BaseException | None, folders: Iterable[Path] = ()) -> str | None:
     """Find a full disk among the causes of an error; return a sentence, or None.
 
     Libraries seldom name the file: then it is in the fullest of `folders`, or in that of temporary
     files. If that has plenty of room, the sentence names no folder.
     """
-    fullest = min([*folders, Path(os.environ.get("TMPDIR", "/tmp"))], key=free_bytes)
     while error:
         if isinstance(error, DiskFull):
             return str(error)
-        for code, reason in FULL.items():
+        for code, reason in DISK_FULL_REASONS.items():
             if getattr(error, "errno", None) == code or os.strerror(code) in str(error):
-                named = getattr(error, "filename", None)
-                place = Path(named or fullest)
-                free = free_bytes(place)
-                if free > PLENTY and not named:
-                    return reason
-                return f"{reason}: {place} has {bytes_word(free)} free"
+                return _name_full_disk(reason, getattr(error, "filename", None), folders)
         error = error.__cause__ or error.__context__
     return None
 
 
-def free_bytes(path: Path) -> int:
+def _name_full_disk(reason: str, file: str | None, folders: Iterable[Path]) -> str:
+    """Add the full disk's folder to the reason, and its free bytes."""
+    if file:
+        return f"{reason}: {file} has {format_bytes(find_free_bytes(Path(file)))} free"
+    temporary_folder = Path(os.environ.get("TMPDIR", "/tmp"))
+    fullest_folder = min([*folders, temporary_folder], key=find_free_bytes)
+    free_bytes = find_free_bytes(fullest_folder)
+    if free_bytes > AMPLE_BYTES:
+        return reason
+    return f"{reason}: {fullest_folder} has {format_bytes(free_bytes)} free"
+
+
+def find_free_bytes(path: Path) -> int:
     """Return the free bytes of the disk of a file, also of one yet to be written."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free
+    existing_path = path.absolute()
+    while not existing_path.exists():
+        existing_path = existing_path.parent
+    return shutil.disk_usage(existing_path).free
 
 
-def bytes_word(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Write a number of bytes in decimal units, as disks are sold."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
@@ -103,25 +114,24 @@ def bytes_word(count: int) -> str:
 # ---- folders ----
 
 
-def dated_folder(name: str) -> Path:
+def name_dated_folder(name: str) -> Path:
     """Name the folder of what starts now: runs/NAME-DATE-TIME."""
-    return RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return RUNS_FOLDER / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def make_dated_folder(name: str) -> Path:
-    """Make the folder runs/NAME-DATE-TIME for this process alone.
+    """Make the folder runs/NAME-DATE-TIME, which no other process uses.
 
-    A folder that exists, as of a process that started in the same second, gets no second user: the
-    name gets a number. Raises OSError.
+    If another process has made it in the same second, the name gets a number. Raises OSError.
     """
-    RUNS.mkdir(exist_ok=True)
-    dated = dated_folder(name)
-    folder = dated
+    RUNS_FOLDER.mkdir(exist_ok=True)
+    dated_folder = name_dated_folder(name)
+    folder = dated_folder
     for number in itertools.count(2):
         with suppress(FileExistsError):
             folder.mkdir()
             return folder
-        folder = dated.with_name(f"{dated.name}-{number}")
+        folder = dated_folder.with_name(f"{dated_folder.name}-{number}")
 
 
 def make_run_folder(name: str, seed: int) -> Path:
@@ -133,9 +143,8 @@ def make_run_folder(name: str, seed: int) -> Path:
 
 
 def check_folder(folder: Path, kind: str, *marks: str) -> None:
-    """Check a folder: new, empty, or with a `kind` (run or study), known by a file of `marks`.
-
-    Hidden files are nobody's, and folders without files are nothing. Raises `InputError`.
+    """Check a folder: it is new, or empty, or holds a `kind` (run or study), known by a file of
+    `marks`. Hidden files do not count, nor do folders without files. Raises `InputError`.
     """
     if folder.is_file():
         raise InputError(f"{folder} is a file: choose another --out")
@@ -147,10 +156,12 @@ def check_folder(folder: Path, kind: str, *marks: str) -> None:
 
 
 def is_bare(folder: Path) -> bool:
-    """True for a folder with no file in it or below, but hidden ones: file systems that delete old
-    files leave such folders."""
-    below = (name for _, _, names in os.walk(folder) for name in names)
-    return os.path.isdir(folder) and all(name.startswith(".") for name in below)
+    """Tell if a folder and those below it have no files, or hidden ones only: file systems that
+    delete old files leave such folders."""
+    for _, _, names in os.walk(folder):
+        if not all(name.startswith(".") for name in names):
+            return False
+    return os.path.isdir(folder)
 
 
 def check_mark(folder: Path, kind: str, mark: str) -> None:
@@ -186,11 +197,14 @@ def lock_folder(folder: Path, kind: str) -> TextIO:
 def lock_file(path: Path, wait: bool) -> TextIO:
     """Lock a file, made if it is missing, until the returned file is closed or the process ends.
 
-    Raises OSError; BlockingIOError if another process holds it and this one is not to `wait`.
+    Raises OSError; without `wait`, BlockingIOError if another process holds it.
     """
     file = open(path, "a")  # noqa: SIM115  # the caller closes it
     try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        operation = fcntl.LOCK_EX
+        if not wait:
+            operation |= fcntl.LOCK_NB
+        fcntl.flock(file, operation)
     except BlockingIOError:
         file.close()
         raise

@@ -13,7 +13,7 @@ directory. A study's folder has `study.yaml`, what the study was started with.
     checkpoint/         torchtitan's, where the recipe asks for it
 
 A directory only grows: an attempt adds itself to run.json and its lines to metrics.jsonl. A study
-that is kept in results/ has two files in place of its runs' directories, see analysis/packed.py.
+that is kept in results/ has two files in place of its runs' directories, see analysis/runs.py.
 
 Times are in seconds, sizes in bytes, rates per second over all devices, shares of 1. null is
 unknown: a fact may be newer than the run.
@@ -42,10 +42,10 @@ from pydantic import (
 from experiments.records.files import disk_full, write_whole
 from models.errors import InputError
 
-MOST_BYTES = 2**30  # of a record; a log of a million intervals has 300 MB
-MOST_PLANNED = 5_000  # runs of a study
+MAX_RECORD_BYTES = 2**30  # a log of a million intervals has 300 MB
+MAX_PLANNED_RUNS = 5_000  # of a study
 LAYOUT_VERSION = 5  # of the directory; a record of another version is refused
-NOT_STEADY_STEPS = 10  # of a process, the first: compilation, allocator and clocks settle
+NOT_STEADY_STEPS = 10  # the first of a process: compilation, allocator and clocks settle
 
 RECIPE = "recipe.yaml"
 RUN_RECORD = "run.json"
@@ -54,7 +54,7 @@ LOG = "log.txt"
 CHECKPOINT = "checkpoint"
 MANIFEST_OF_LAYOUT_4 = "manifest.json"
 PACKED_RUNS = "runs.jsonl"  # of a kept study
-ENVIRONMENT = "environment-{}.json"
+ENVIRONMENT_TEMPLATE = "environment-{}.json"  # with a digest of its content
 STUDY_FILE = "study.yaml"
 
 # Limits that no run reaches, so that figures made of records are finite and dates exist.
@@ -80,14 +80,14 @@ Loss = Number | None
 class StudyFile(BaseModel):
     """What a study was started with, as far as a reader of its runs needs it."""
 
-    recipes: Annotated[list[str], Field(max_length=MOST_PLANNED)] = []
-    seeds: Annotated[list[Seed], Field(max_length=MOST_PLANNED)] = []
+    recipes: Annotated[list[str], Field(max_length=MAX_PLANNED_RUNS)] = []
+    seeds: Annotated[list[Seed], Field(max_length=MAX_PLANNED_RUNS)] = []
     reference: str = "baseline"
 
     @model_validator(mode="after")
-    def _planned_runs(self) -> Self:
-        if len(self.recipes) * len(self.seeds) > MOST_PLANNED:
-            raise ValueError(f"plans more than {MOST_PLANNED} runs")
+    def _limit_planned_runs(self) -> Self:
+        if len(self.recipes) * len(self.seeds) > MAX_PLANNED_RUNS:
+            raise ValueError(f"plans more than {MAX_PLANNED_RUNS} runs")
         return self
 
 
@@ -102,15 +102,15 @@ class OtherLayout(RecordError, InputError):
 def read_if_there(path: Path) -> bytes | None:
     """Read the file of a record; None if it is missing.
 
-    Raises `RecordError` for what others may have put in its place: a link to anywhere, a pipe, a
+    Raises `RecordError` for what a sender may have put in its place: a link to anywhere, a pipe, a
     device, a folder, a file without end.
     """
     try:
-        found = path.lstat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
             raise RecordError(f"{path}: is not a file of its own: put a copy of the record there")
-        if found.st_size > MOST_BYTES:
-            raise RecordError(f"{path}: is longer than {MOST_BYTES:,} bytes, as no record is")
+        if status.st_size > MAX_RECORD_BYTES:
+            raise RecordError(f"{path}: is longer than {MAX_RECORD_BYTES:,} bytes, as no record is")
         return path.read_bytes()
     except FileNotFoundError:
         return None
@@ -164,7 +164,7 @@ class Hardware(Record):
     cpu: str | None = None
     cpu_instruction_sets: list[str] = []
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
-    uuid: str | None = None  # of the GPU, which no other has
+    uuid: str | None = None  # of the GPU
     cudnn: str | None = None
     driver: str | None = None
     sm_clock_max_mhz: Number | None = None
@@ -277,7 +277,7 @@ class Proof(Record):
     parameters: Parameters
 
     @model_validator(mode="after")
-    def _stretches_ascend(self) -> Self:
+    def _require_ascending_stretches(self) -> Self:
         if [*self.stretches] != sorted(self.stretches, key=int):
             raise ValueError("the first steps of stretches do not ascend")
         return self
@@ -298,7 +298,7 @@ class RunRecord(Record):
     description: str
     seed: Count
     steps: Steps  # asked for
-    compiled: bool  # the blocks, or the whole model; a compiled loss alone is no such run
+    compiled: bool  # the blocks, or the whole model; false if only the loss is compiled
     world_size: AtLeast1
     flavor: str
     parameters: AtLeast1
@@ -307,6 +307,10 @@ class RunRecord(Record):
     seq_len: AtLeast1
     dataset: str
     data: str | None  # the token file: name and digest of its content
+    # Digests of the weights before step 1 and of the tokens of step 1; null of several processes,
+    # each of which has a part
+    first_weights: str | None = None
+    first_batch: str | None = None
     attempts: Annotated[list[Attempt], Field(min_length=1)]  # ascending
     proof: Proof | None = None  # of the steps that count
 
@@ -336,10 +340,7 @@ def read_run_record(folder: Path) -> RunRecord | None:
 
 
 def check_layout(folder: Path) -> None:
-    """Refuse a run's folder of another layout; what else is wrong in it, the run says.
-
-    Raises `InputError`.
-    """
+    """Raise `InputError` for a run's folder of another layout; the run reports other faults."""
     try:
         read_run_record(folder)
     except OtherLayout:
@@ -392,9 +393,9 @@ class LogInterval(Record):
     mfu_mixed_peak: Number | None = None
 
     @model_validator(mode="after")
-    def _one_value_a_step(self) -> "LogInterval":
-        steps = len(self.step_s)
-        if not 0 < steps == len(self.losses) == len(self.data_wait_s) <= self.step:
+    def _require_values_of_each_step(self) -> Self:
+        n_steps = len(self.step_s)
+        if not 0 < n_steps == len(self.losses) == len(self.data_wait_s) <= self.step:
             raise ValueError("step_s, losses and data_wait_s have a value for each step")
         return self
 
@@ -417,10 +418,13 @@ def read_log(path: Path) -> list[LogInterval]:
     Raises `RecordError`.
     """
     lines = (read_if_there(path) or b"").split(b"\n")[:-1]
-    intervals = [LogInterval.parse(line, f"{path}: line {n}") for n, line in enumerate(lines, 1)]
-    for before, after in pairwise(intervals):
-        is_later = after.attempt > before.attempt
-        if not is_later and (after.attempt < before.attempt or after.steps[0] <= before.step):
+    intervals = []
+    for number, line in enumerate(lines, 1):
+        intervals.append(LogInterval.parse(line, f"{path}: line {number}"))
+    for previous, interval in pairwise(intervals):
+        is_same_attempt = interval.attempt == previous.attempt
+        has_repeated_steps = is_same_attempt and interval.steps[0] <= previous.step
+        if interval.attempt < previous.attempt or has_repeated_steps:
             raise RecordError(f"{path}: step: the steps of an attempt's lines do not ascend")
     return intervals
 
@@ -432,18 +436,18 @@ def cut_torn_line(path: Path) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def missing_steps(steps: Iterable[int], last: int) -> str:
-    """List the numbers from 1 to `last` missing in `steps`, as `1 to 4, 9`.
+def missing_steps(steps: Iterable[int], last_step: int) -> str:
+    """List the numbers from 1 to `last_step` missing in `steps`, as `1 to 4, 9`.
 
-    Empty if there are none.
+    Empty if no number is missing.
     """
-    known = sorted({step for step in steps if step <= last})
+    known_steps = sorted({step for step in steps if step <= last_step})
     gaps = []
-    for before, after in pairwise([0, *known, last + 1]):
-        if after == before + 2:
-            gaps.append(f"{before + 1}")
-        elif after > before + 2:
-            gaps.append(f"{before + 1} to {after - 1}")
+    for previous, step in pairwise([0, *known_steps, last_step + 1]):
+        if step == previous + 2:
+            gaps.append(f"{previous + 1}")
+        elif step > previous + 2:
+            gaps.append(f"{previous + 1} to {step - 1}")
     return ", ".join(gaps)
 
 

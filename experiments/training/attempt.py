@@ -6,15 +6,16 @@ What the files of the directory hold is in experiments/records/run.py.
 import logging
 import os
 import platform
+import re
 import shlex
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import distributions
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -32,60 +33,69 @@ from experiments.jobs.command import (
     StopRequest,
     configure_log,
 )
+from experiments.jobs.runner import CACHE_VARIABLES
 from experiments.records import run as records
 from experiments.records.files import (
-    AGAIN,
+    RETRY_HINT,
     check_folder,
-    full_disk,
+    describe_full_disk,
     lock_folder,
     make_run_folder,
     write_whole,
 )
 from experiments.training import checkpoint, machine, places
-from experiments.training.machine import Finding
+from experiments.training.machine import CheckResult
 from experiments.training.plan import Plan
 from experiments.training.proof import ProofError
 from experiments.training.sizes import explain_shortage
-from experiments.training.trainer import Diverged, Trainer, TrueLines
+from experiments.training.trainer import Diverged, Trainer, casts_weights
 from models import device
 from models.errors import InputError
 
-FAILURES = (Exception, CheckpointException, KeyboardInterrupt)  # two are BaseExceptions
-# Triton may be installed under another name
-_DECISIVE = ("torch", "torchao", "torchtitan", "triton")
+# The last two are not `Exception`s
+FAILURES = (Exception, CheckpointException, KeyboardInterrupt)
+# Their versions decide a run; Triton may be installed under another name
+DECISIVE_PACKAGES = ("torch", "torchao", "torchtitan", "triton")
+GIT_TIMEOUT_S = 20
 
 
-class End(NamedTuple):
-    """Status for the record, exit code, error sentence."""
+class RunEnd(NamedTuple):
+    """How a run ended: its status for the record, the exit code, and a sentence about an error."""
 
     status: str
-    code: int
+    exit_code: int
     error: str | None = None
 
 
-def run(plan: Plan, findings: list[Finding], out: Path | None, stop: StopRequest) -> int:
+def make_attempt(
+    plan: Plan, results: list[CheckResult], out: Path | None, stop: StopRequest
+) -> int:
     """Train into `out` (None: a new folder under runs/); return the exit code.
 
     Raises `InputError` for a folder that cannot be used.
+
+    Args:
+        results: what the checks of the machine and the data returned, for the log.
     """
     if plan.world_size == 1:
         init_single_process()
     out = out or make_run_folder(plan.recipe.name, plan.config.debug.seed)
     directory = RunDirectory(out, plan) if os.environ["RANK"] == "0" else None
-    end = train(plan, findings, out, directory, stop)
+    end = _train(plan, results, out, directory, stop)
     if dist.is_initialized():
         with only_logged("could not leave the process group cleanly"):
-            # Ranks end after the last record: a launcher ends all of them when one has failed
-            if end.status != "failed":  # else the others may never come
+            # Ranks end after the last record: a launcher ends all of them when one has failed.
+            # After a failure the other ranks may never come
+            if end.status != "failed":
                 dist.barrier()
             dist.destroy_process_group()
-    return end.code
+    return end.exit_code
 
 
 def init_single_process() -> None:
-    """Set torch.distributed, needed by torchtitan, to this process alone.
+    """Set torch.distributed, needed by torchtitan, to one process.
 
-    It then waits for nobody and needs no NCCL.
+    The process then waits for no other one and needs no NCCL.
     """
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -93,58 +103,60 @@ def init_single_process() -> None:
 
 
 @contextmanager
-def threads_logged():
-    """Log a sentence for a full disk in a thread, as in TensorBoard's: its next curve ends the
-    run."""
-    before = threading.excepthook
+def log_full_disk_of_threads():
+    """Log a sentence when a thread fails because the disk is full, as TensorBoard's does.
 
-    def log(failed) -> None:
-        full = full_disk(failed.exc_value, [])
-        if full:
-            logging.warning(full)
+    The thread's next curve then ends the run.
+    """
+    usual_hook = threading.excepthook
+
+    def log_full_disk(failure) -> None:
+        sentence = describe_full_disk(failure.exc_value)
+        if sentence:
+            logging.warning(sentence)
         else:
-            before(failed)
+            usual_hook(failure)
 
-    threading.excepthook = log
+    threading.excepthook = log_full_disk
     try:
         yield
     finally:
-        threading.excepthook = before
+        threading.excepthook = usual_hook
 
 
-@threads_logged()
-def train(
+@log_full_disk_of_threads()
+def _train(
     plan: Plan,
-    findings: list[Finding],
+    results: list[CheckResult],
     out: Path,
     directory: "RunDirectory | None",
     stop: StopRequest,
-) -> End:
-    """Train in this process to the end, whatever it is; write the records; return the end.
+) -> RunEnd:
+    """Train in this process to any end; write the records; return the end.
 
     Args:
-        findings: what was found before, for the log.
-        directory: takes the records; None in all ranks but the first.
+        directory: takes the records; None in all ranks except the first.
     """
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
-    log, after = (out / records.LOG, directory.step) if directory else (None, 0)
-    trainer, end = None, End("completed", EXIT_COMPLETED)
-    configure_log(log, TrueLines(plan.config))
-    for topic, finding in findings:
-        level = logging.WARNING if topic == machine.TORCH else logging.INFO
-        logging.log(level, f"{topic}: {finding}")
-    for note in directory.attempt.notes if directory else ():
-        logging.warning(note)
+    configure_log(out / records.LOG if directory else None, TrueLines(plan.config))
+    for topic, sentence in results:
+        level = logging.WARNING if topic == machine.TORCH_TOPIC else logging.INFO
+        logging.log(level, f"{topic}: {sentence}")
+    if directory:
+        for note in directory.attempt.notes:
+            logging.warning(note)
+    trainer = None
+    end = RunEnd("completed", EXIT_COMPLETED)
     try:
         trainer = Trainer(plan, stop, directory)
-        ranks = places.of_all_ranks(trainer.all_reduce)
+        machines, gpus = places.gather_places(trainer.all_reduce)
         if directory:
-            directory.attempt.machines = ranks["machines"]
-            directory.attempt.gpus = ranks["gpus"]
+            directory.attempt.machines = machines
+            directory.attempt.gpus = gpus
             directory.write()
-        trainer.train(after)
+        trainer.train(directory.checkpoint_step if directory else 0)
     except FAILURES as error:
-        end = _end(error, stop, plan, out)
+        end = _describe_end(error, stop, plan, out)
     if trainer and directory:
         with only_logged("could not note what a reader should know"):
             directory.attempt.notes += trainer.notes()
@@ -158,54 +170,53 @@ def train(
     return end
 
 
-def _end(error: BaseException, stop: StopRequest, plan: Plan, out: Path) -> End:
-    """Map an exception of a run in the folder `out` to its status and exit code."""
+def _describe_end(error: BaseException, stop: StopRequest, plan: Plan, out: Path) -> RunEnd:
+    """Map an exception of a run in the folder `out` to its end."""
     match error:
         case Interrupted():
-            return End("interrupted", error.exit_code, str(error))
+            return RunEnd("interrupted", error.exit_code, str(error))
         case KeyboardInterrupt():
-            return End(
-                "interrupted",
-                stop.exit_code,
-                f"stopped by {stop.signal_name} before the end of a step",
-            )
+            sentence = f"stopped by {stop.signal_name} before the end of a step"
+            return RunEnd("interrupted", stop.exit_code, sentence)
         case Diverged():
-            return End("diverged", EXIT_DIVERGED, str(error))
+            return RunEnd("diverged", EXIT_DIVERGED, str(error))
         case InputError():
-            return End("failed", EXIT_BAD_INPUT, str(error))
+            return RunEnd("failed", EXIT_BAD_INPUT, str(error))
         case ProofError():
-            return End("failed", EXIT_FAILED, str(error))
-    return End("failed", EXIT_FAILED, _failure(error, plan, out))
+            return RunEnd("failed", EXIT_FAILED, str(error))
+    return RunEnd("failed", EXIT_FAILED, _describe_failure(error, plan, out))
 
 
-def _failure(error: BaseException, plan: Plan, out: Path) -> str:
+def _describe_failure(error: BaseException, plan: Plan, out: Path) -> str:
     """Say in a sentence why a run failed; log the traceback of what is not the machine's state."""
-    cause, task = error, ""
-    if isinstance(error, CheckpointException):
-        cause, task = checkpoint.cause_of(error), "a checkpoint could not be written or read: "
-    full = full_disk(cause, _folders(out))
-    if full:
-        return f"{task.replace(' or read', '')}{full}: {AGAIN}"
+    is_about_checkpoint = isinstance(error, CheckpointException)
+    cause = checkpoint.find_first_cause(error) if is_about_checkpoint else error
+    caches = [Path(os.environ[name]) for name in CACHE_VARIABLES if os.environ.get(name)]
+    full_disk = describe_full_disk(cause, [out, *caches])
+    if full_disk and is_about_checkpoint:
+        return f"a checkpoint could not be written: {full_disk}: {RETRY_HINT}"
+    if full_disk:
+        return f"{full_disk}: {RETRY_HINT}"
     logging.error("the run failed", exc_info=error)
     if isinstance(cause, torch.OutOfMemoryError):
         return explain_shortage(plan)
-    return f"{task}{type(cause).__name__}: {cause}".splitlines()[0]
-
-
-def _folders(out: Path) -> list[Path]:
-    """List the folders of a run's files: `out`, and the caches of compiled kernels."""
-    caches = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
-    return [out, *(Path(folder) for folder in caches if folder)]
+    sentence = f"{type(cause).__name__}: {cause}"
+    if is_about_checkpoint:
+        sentence = f"a checkpoint could not be written or read: {sentence}"
+    return sentence.splitlines()[0]
 
 
 @contextmanager
-def only_logged(sentence: str):
+def only_logged(sentence: str) -> Iterator[None]:
     """Log a failure within instead of raising it: why the run ended is known already."""
     try:
         yield
     except FAILURES as error:
-        full = full_disk(error, [])
-        logging.warning(f"{sentence}: {full}" if full else sentence, exc_info=not full)
+        full_disk = describe_full_disk(error)
+        if full_disk:
+            logging.warning(f"{sentence}: {full_disk}")
+        else:
+            logging.warning(sentence, exc_info=True)
 
 
 # ---- the run's directory ----
@@ -214,8 +225,11 @@ def only_logged(sentence: str):
 class RunDirectory:
     """A run directory, locked against other processes.
 
-    `step`: of the checkpoint to go on from; 0: none. `record`: of the run; `attempt`: the last one
-    of the record, which is this process. `write` puts changes of both on record.
+    Attributes:
+        checkpoint_step: of the checkpoint to go on from; 0 without one.
+        record: of the run.
+        attempt: the last one of the record, which is this process. `write` puts changes of both on
+            record.
     """
 
     def __init__(self, path: Path, plan: Plan):
@@ -225,36 +239,44 @@ class RunDirectory:
         another live process holds it; then no record in it has changed. Raises OSError.
         """
         self.path = path
-        self._lock, earlier, log = _claim(path, plan.config.training.steps)
+        self._lock, started_record, log = _claim_folder(path, plan.config.training.steps)
         require_same_recipe(path, plan.recipe)
         self.keeps_checkpoint = not plan.recipe.provenance.overlay_checkpoints
-        self.step, notes = 0, []
-        if plan.config.checkpoint.enable:
-            folder, last = path / records.CHECKPOINT, plan.config.training.steps
-            self.step, notes = checkpoint.newest(folder, plan.identity, last)
-            if not self.step:
-                _check_first(plan.config.checkpoint.initial_load_path)
+        self.checkpoint_step, notes = self._find_checkpoint(plan)
+        # Recipe and log first: a full disk stops here
         write_whole(path / records.RECIPE, to_yaml(plan.recipe))
-        (path / records.LOG).touch()  # recipe and log first: a full disk stops here
-        attempts = earlier.attempts if earlier else []
-        numbers = [each.number for each in attempts] + [interval.attempt for interval in log]
-        self.attempt = _attempt(plan, max(numbers, default=0) + 1, path)
-        if self.step:
-            notes += _lost_steps(path, log, self.step)
+        (path / records.LOG).touch()
+        attempts = started_record.attempts if started_record else []
+        numbers = [attempt.number for attempt in attempts]
+        numbers += [interval.attempt for interval in log]
+        self.attempt = _make_attempt_record(plan, max(numbers, default=0) + 1, path)
+        if self.checkpoint_step:
+            notes += _note_lost_steps(path, log, self.checkpoint_step)
         elif numbers:
-            notes += _begins_again(log, plan.config.checkpoint.enable)
+            notes.append(_note_new_beginning(log, plan.config.checkpoint.enable))
         self.attempt.notes = notes
-        self.record = _run_record(plan, [*attempts, self.attempt])
-        if earlier and self.step:
-            self.record.proof = earlier.proof
+        self.record = _make_run_record(plan, [*attempts, self.attempt])
+        if started_record and self.checkpoint_step:
+            self.record.proof = started_record.proof
         self.write()
         records.cut_torn_line(path / records.METRICS)
+
+    def _find_checkpoint(self, plan: Plan) -> tuple[int, list[str]]:
+        """Find the step of the checkpoint to go on from, and notes; 0 without one."""
+        if not plan.config.checkpoint.enable:
+            return 0, []
+        step, notes = checkpoint.find_newest(
+            self.path / records.CHECKPOINT, plan.identity, plan.config.training.steps
+        )
+        if not step:
+            _check_initial_checkpoint(plan.config.checkpoint.initial_load_path)
+        return step, notes
 
     def write(self) -> None:
         """Write run.json. Raises OSError."""
         self.record.write(self.path / records.RUN_RECORD)
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: RunEnd) -> None:
         """Put the end on record and on the screen, and unlock the directory.
 
         A completed run keeps no checkpoint unless somebody asked for one. All ranks have written
@@ -277,23 +299,32 @@ class RunDirectory:
         print(line)
 
 
-def _lost_steps(path: Path, log: list[records.LogInterval], last: int) -> list[str]:
-    """Word the steps from 1 to `last` without a line in a run's log."""
-    lost = records.missing_steps(chain(*(interval.steps for interval in log)), last)
+def _note_lost_steps(path: Path, log: list[records.LogInterval], last_step: int) -> list[str]:
+    """Word the steps from 1 to `last_step` without a line in a run's log."""
+    logged_steps = set()
+    for interval in log:
+        logged_steps.update(interval.steps)
+    lost_steps = records.missing_steps(logged_steps, last_step)
+    if not lost_steps:
+        return []
     file = path / records.METRICS
-    sentence = f"{file} has lost lines: steps {lost} are not on record: a report leaves the run out"
-    return [sentence] if lost else []
+    return [
+        f"{file} has lost lines: steps {lost_steps} are not on record: a report leaves the run out"
+    ]
 
 
-def _begins_again(log: list[records.LogInterval], has_checkpoints: bool) -> list[str]:
+def _note_new_beginning(log: list[records.LogInterval], has_checkpoints: bool) -> str:
     """Word which steps on record are made again, and the reason."""
-    reason = "there is no whole checkpoint" if has_checkpoints else "checkpoint.enable is false"
-    made = max((interval.step for interval in log), default=0)
-    again = f", and makes {made} steps on record again" if made else ""
-    return [f"{reason}: the run begins again at step 1{again}"]
+    sentence = "checkpoint.enable is false: the run begins again at step 1"
+    if has_checkpoints:
+        sentence = "there is no whole checkpoint: the run begins again at step 1"
+    if log:
+        last_step = max(interval.step for interval in log)
+        sentence += f", and makes {last_step} steps on record again"
+    return sentence
 
 
-def _check_first(path: str | None) -> None:
+def _check_initial_checkpoint(path: str | None) -> None:
     """Check the checkpoint that a run begins with; None for first weights drawn at random.
 
     Raises `InputError`.
@@ -305,7 +336,7 @@ def _check_first(path: str | None) -> None:
         )
 
 
-def _claim(
+def _claim_folder(
     path: Path, steps: int
 ) -> tuple[TextIO, records.RunRecord | None, list[records.LogInterval]]:
     """Lock a run's folder; return the lock, and the records of an unfinished run in it.
@@ -315,36 +346,43 @@ def _claim(
     check_folder(path, "run", records.RECIPE, records.RUN_RECORD, records.MANIFEST_OF_LAYOUT_4)
     lock = lock_folder(path, "run")
     try:
-        earlier = records.read_run_record(path)
+        record = records.read_run_record(path)
         log = records.read_log(path / records.METRICS)
     except records.OtherLayout:
         raise
     except records.RecordError as error:
-        fix = "move it away to go on with the run, or choose another --out"
-        raise InputError(f"{path} holds a damaged record: {fix}:\n{error}") from None
-    if earlier and earlier.status == "completed":
-        sentence = f"{path} holds a completed run: choose another --out, or delete it"
-        if steps > earlier.steps:
-            sentence = (
-                f"{path} holds a completed run of {earlier.steps} steps, which cannot be made "
-                f"longer: start a new run with training.steps={steps}"
-            )
-        checkpoints = checkpoint.list_checkpoints(path / records.CHECKPOINT)
-        if steps > earlier.steps and checkpoints:
-            key = f"checkpoint.initial_load_path={checkpoints[max(checkpoints)]}"
-            sentence += (
-                f"; checkpoint.enable=true {shlex.quote(key)} begins it with this run's weights"
-            )
-        raise InputError(sentence)
-    return lock, earlier, log
+        raise InputError(
+            f"{path} holds a damaged record: move it away to go on with the run, or choose another "
+            f"--out:\n{error}"
+        ) from None
+    if record and record.status == "completed":
+        raise InputError(_refuse_completed_run(path, record.steps, steps))
+    return lock, record, log
 
 
-# ---- what a run says of itself ----
+def _refuse_completed_run(path: Path, completed_steps: int, steps: int) -> str:
+    """Say how to train again, or for more steps, where a run is completed."""
+    if steps <= completed_steps:
+        return f"{path} holds a completed run: choose another --out, or delete it"
+    sentence = (
+        f"{path} holds a completed run of {completed_steps} steps, which cannot be made longer: "
+        f"start a new run with training.steps={steps}"
+    )
+    checkpoints = checkpoint.list_checkpoints(path / records.CHECKPOINT)
+    if checkpoints:
+        key = f"checkpoint.initial_load_path={checkpoints[max(checkpoints)]}"
+        sentence += f"; checkpoint.enable=true {shlex.quote(key)} begins it with this run's weights"
+    return sentence
 
 
-def _run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecord:
+# ---- the records of a run ----
+
+
+def _make_run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecord:
     """Write down what is trained."""
-    recipe, config, training = plan.recipe, plan.config, plan.config.training
+    recipe = plan.recipe
+    config = plan.config
+    training = config.training
     return records.RunRecord(
         recipe=recipe.name,
         base=recipe.provenance.base,
@@ -354,7 +392,7 @@ def _run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecor
         steps=training.steps,
         compiled=config.compile.compiles_model,
         world_size=plan.world_size,
-        flavor=_label(config),
+        flavor=_name_model(config),
         parameters=plan.args.parameters(),
         flops_per_token=plan.flops_per_token,
         flops_per_token_causal=plan.args.flops_per_token(training.seq_len, causal=True),
@@ -365,11 +403,13 @@ def _run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecor
     )
 
 
-def _attempt(plan: Plan, number: int, path: Path) -> records.Attempt:
+def _make_attempt_record(plan: Plan, number: int, path: Path) -> records.Attempt:
     """Write down what works on the run, and where; write the environment file."""
-    matmul, peak = plan.fp8.matmul, device.find_peak_rates()
-    commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
-    packages = _packages()
+    matmul = plan.fp8.matmul
+    peak = device.find_peak_rates()
+    commit = _ask_git("rev-parse", "HEAD")
+    diff = _ask_git("diff", "HEAD")
+    packages = _list_packages()
     environment = records.Environment(packages=dict(sorted(packages.items())), diff=diff)
     return records.Attempt(
         number=number,
@@ -379,45 +419,88 @@ def _attempt(plan: Plan, number: int, path: Path) -> records.Attempt:
         host=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
-        packages={name: packages[name] for name in _DECISIVE if name in packages},
+        packages={name: packages[name] for name in DECISIVE_PACKAGES if name in packages},
         environment=_write_environment(path, environment),
         git={"commit": commit and commit.strip(), "changes": diff and hash_text(diff)},
         fp8_matmul=matmul and {"how": matmul.kind, "why": matmul.reason},
         hardware=machine.hardware(),
         peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
         cuda=torch.version.cuda,
-        variables=places.variables(),
+        variables=places.read_variables(),
     )
 
 
-def _packages() -> dict[str, str]:
+def _list_packages() -> dict[str, str]:
     """List the versions of all packages; of two with one name, the one that Python imports."""
-    first = reversed([*distributions()])  # in the order of sys.path: the first is imported
-    return {package.name: package.version for package in first if package.name}
+    versions = {}
+    for package in distributions():  # in the order of sys.path: the first is imported
+        if package.name:
+            versions.setdefault(package.name, package.version)
+    return versions
 
 
-def _label(config) -> str:
+def _name_model(config) -> str:
     """Name the model in tables: its flavor, and changed sizes, as `cpu, dim 512`."""
-    sizes = vars(config.model.sizes).items()
-    return ", ".join([config.model.flavor, *(f"{name} {size}" for name, size in sizes if size)])
+    sizes = [f"{name} {size}" for name, size in vars(config.model.sizes).items() if size]
+    return ", ".join([config.model.flavor, *sizes])
 
 
 def _write_environment(path: Path, environment: records.Environment) -> str:
     """Write the environment file, of a study's runs once into its folder; return its name."""
     text = environment.model_dump_json(indent=2) + "\n"
-    name = records.ENVIRONMENT.format(hash_text(text))
-    above = path.absolute().parent.parent  # the study's folder is above the recipe's
-    folder = above if (above / records.STUDY_FILE).exists() else path
+    name = records.ENVIRONMENT_TEMPLATE.format(hash_text(text))
+    folder = path
+    study_folder = path.absolute().parent.parent  # with a folder a recipe, with a run a seed
+    if (study_folder / records.STUDY_FILE).exists():
+        folder = study_folder
     if not (folder / name).exists():
         write_whole(folder / name, text)
     return name
 
 
-def _git(*arguments: str) -> str | None:
+def _ask_git(*arguments: str) -> str | None:
     """Ask git of this code; None outside a git checkout, and for an empty answer."""
-    command, here = ["git", *arguments], Path(__file__).parent
     try:
-        answer = subprocess.check_output(command, cwd=here, stderr=subprocess.DEVNULL, timeout=20)
+        answer = subprocess.check_output(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            stderr=subprocess.DEVNULL,
+            timeout=GIT_TIMEOUT_S,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.decode(errors="replace") or None
+
+
+# ---- the log ----
+
+# Lines, or parts of lines, of torchtitan and torch that do not hold for any run here
+UNTRUE_PATTERNS = (
+    r'"_enforced": .*\n\s*',
+    r'"eos_id": .*\n\s*',  # the token file's end of text is another
+    r" \(warmup \d+\)$",  # the line before it may have shortened that
+    r"^Peak FLOPS used for computing MFU: nan$",
+    r"  \S*mfu: nan%",
+    r"^CPU memory usage for model.*",  # it is the memory of the process, libraries included
+    r"(?s:^.*Profiler clears events at the end of each cycle.*)",  # the proof's has one
+    r"(?s:^.*Torchinductor does not support code generation for complex operators.*)",  # RoPE's
+)
+NO_CAST_PATTERN = r"^Mixed precision training is handled by .*"
+
+
+class TrueLines(logging.Filter):
+    """Takes out of a run's log what is not true of the run."""
+
+    def __init__(self, config):
+        super().__init__()
+        patterns = [*UNTRUE_PATTERNS]
+        if not casts_weights(config):
+            patterns.append(NO_CAST_PATTERN)
+        self.untrue = re.compile("|".join(patterns))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Correct a line; return whether anything of it is left."""
+        line = record.getMessage()
+        record.msg = self.untrue.sub("", line)
+        record.args = None
+        return bool(record.msg) or not line

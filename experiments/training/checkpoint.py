@@ -8,6 +8,8 @@ On disk a checkpoint is a folder `step-<int>` of torch.distributed.checkpoint: f
 items, each as torch.save writes it, and `.metadata`, a pickle that lists the items. PyTorch writes
 .metadata last and by renaming it: a folder without one was never finished. Beside it stands its
 digest, in the format of sha256sum; checkpoints of other programs have none.
+
+`Checkpoints` knows private names of torchtitan's `CheckpointManager`: each has a comment.
 """
 
 import hashlib
@@ -22,13 +24,18 @@ from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
 from time import time
+from typing import Any
 
 import models.device  # noqa: F401  # before torchtitan: see there  # isort: skip
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem, _FileSystemWriter
+from torch.distributed.checkpoint.filesystem import (
+    FileSystem,
+    _FileSystemWriter,
+    _StorageInfo,
+)
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
     MetadataIndex,
@@ -45,10 +52,11 @@ from torchtitan.tools.utils import GarbageCollection
 from experiments.records.files import disk_full, write_whole
 from models.errors import InputError
 
-ASIDE = "damaged_checkpoints"  # beside the checkpoints' folder
+DAMAGED_FOLDER = "damaged_checkpoints"  # beside the checkpoints' folder
 METADATA = ".metadata"
 DIGEST = ".metadata.sha256"
-ITEM_BYTES = 1500  # of a zip archive, besides its tensor
+ITEM_BYTES = 1500  # of an item's zip archive, besides its tensor
+READING_THREADS = 4  # each holds an item twice, of up to 1 GiB for 8 B parameters
 
 os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # PyTorch's own calls of torch.load run no code
 
@@ -56,42 +64,42 @@ os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # PyTorch's own calls of torc
 # ---- before a run ----
 
 
-def newest(folder: Path, identity: str, last: int) -> tuple[int, list[str]]:
+def find_newest(folder: Path, identity: str, last_step: int) -> tuple[int, list[str]]:
     """Find the newest whole checkpoint in a folder.
 
-    Deletes what was not written to its end, and moves what is damaged away. Returns the step, 0 if
-    there is none, and sentences about what was deleted and moved. Raises `InputError` if the
-    checkpoint is of another run than `identity`, or beyond the step `last`.
+    Deletes what was not written to its end, and moves what is damaged away. Raises `InputError` if
+    the checkpoint is of another run than `identity`, or beyond `last_step`.
+
+    Returns:
+        The step, 0 without a checkpoint, and sentences about what was deleted and moved.
     """
-    said = delete_unfinished(folder)
-    mend = f"move {folder} away, or choose another --out"
+    sentences = delete_unfinished(folder)
+    choices = f"move {folder} away, or choose another --out"
     for step, path in sorted(list_checkpoints(folder).items(), reverse=True):
         damage = find_damage(path)
         if damage:
-            said.append(_set_aside(path, damage))
+            sentences.append(_move_damaged(path, damage))
             continue
-        if step > last:
-            raise InputError(f"{path} is beyond training.steps={last}: raise it, {mend}")
-        found = _identity(path)
-        if found != identity:
+        if step > last_step:
+            raise InputError(f"{path} is beyond training.steps={last_step}: raise it, {choices}")
+        checkpoint_identity = _read_identity(path)
+        if checkpoint_identity != identity:
             raise InputError(
-                f"{path} is of another run ({found} there, {identity} here): give the data and "
-                f"keys that it was made with, {mend}"
+                f"{path} is of another run ({checkpoint_identity} there, {identity} here): give "
+                f"the data and keys that it was made with, {choices}"
             )
-        return step, said
-    with suppress(OSError):
-        folder.rmdir()  # an empty one would keep torchtitan from initial_load_path
-    return 0, said
+        return step, sentences
+    return 0, sentences
 
 
 def delete_unfinished(folder: Path) -> list[str]:
     """Delete incomplete checkpoints; return a sentence about each."""
-    said = []
+    sentences = []
     for path in list_checkpoints(folder).values():
         if not (path / METADATA).exists():
             shutil.rmtree(path, ignore_errors=True)
-            said.append(f"{path} was not written to its end: deleted")
-    return said
+            sentences.append(f"{path} was not written to its end: deleted")
+    return sentences
 
 
 def delete_all(folder: Path) -> list[str]:
@@ -112,28 +120,31 @@ def delete_all(folder: Path) -> list[str]:
 def list_checkpoints(folder: Path) -> dict[int, Path]:
     """List the checkpoints of a folder by step, whole or not.
 
-    A folder with neither items nor .metadata is none.
+    A folder with neither items nor .metadata is not a checkpoint.
     """
-    files = [*folder.glob("step-*/*.distcp"), *folder.glob(f"step-*/{METADATA}")]
-    paths = {file.parent for file in files}
-    steps = {path: path.name.removeprefix("step-") for path in paths}
-    return {int(step): path for path, step in steps.items() if step.isdecimal()}
+    path_by_step = {}
+    for file in [*folder.glob("step-*/*.distcp"), *folder.glob(f"step-*/{METADATA}")]:
+        step = file.parent.name.removeprefix("step-")
+        if step.isdecimal():
+            path_by_step[int(step)] = file.parent
+    return path_by_step
 
 
-def _set_aside(path: Path, damage: str) -> str:
-    aside = path.parent.with_name(ASIDE)
-    aside.mkdir(exist_ok=True)
-    place = aside / f"{path.name}-{time():.0f}"
-    path.rename(place)
-    return f"{path} is damaged ({damage}): moved to {place}, and not loaded"
+def _move_damaged(path: Path, damage: str) -> str:
+    """Move a damaged checkpoint away; return a sentence."""
+    folder = path.parent.with_name(DAMAGED_FOLDER)
+    folder.mkdir(exist_ok=True)
+    new_path = folder / f"{path.name}-{time():.0f}"
+    path.rename(new_path)
+    return f"{path} is damaged ({damage}): moved to {new_path}, and not loaded"
 
 
-def _identity(checkpoint: Path) -> str:
+def _read_identity(checkpoint: Path) -> str:
     """Read the identity of a whole checkpoint's run, from the trainer's `state_dict`."""
     state = {"train_state": {"identity": ""}}
     try:
-        load(state, checkpoint)
-    except CheckpointException:  # it has none
+        load_plain(state, checkpoint)
+    except CheckpointException:  # it has no identity
         return "none of a run"
     return state["train_state"]["identity"]
 
@@ -147,12 +158,13 @@ class Checkpoints(CheckpointManager):
     def load(self, step: int = 0) -> bool:
         """Load the checkpoint of a step; 0: of initial_load_path, or nothing without that key.
 
-        torchtitan would look for a step by itself, and leave initial_load_path unread where the
-        run's folder of checkpoints is there. Raises `CheckpointException`.
+        Raises `CheckpointException`.
         """
         if step or not self.enable:
             return super().load(step)
         if self.initial_load_path:
+            # torchtitan's `load` would search for a step by itself, and leave initial_load_path
+            # unread where the run's folder of checkpoints exists
             states = self._states_to_load(self.initial_load_model_only)
             self.dcp_load(states, self.initial_load_path)
         return bool(self.initial_load_path)
@@ -171,12 +183,37 @@ class Checkpoints(CheckpointManager):
         try:
             self.save(step, last_step=True)
         except CheckpointException as error:
-            return f"the last checkpoint was not written: {cause_of(error)}"
+            return f"the last checkpoint was not written: {find_first_cause(error)}"
         return ""
 
+    def request_save(self, step: int) -> None:
+        """Have the next call of `save` at this step save a checkpoint, where the recipe has any."""
+        self.interval = step  # torchtitan saves at multiples of it
+
+    def is_save_due(self, step: int) -> bool:
+        """Tell if `save` will save a checkpoint at this step."""
+        return self._should_save(step)  # torchtitan's own answer in `save`
+
+    def wait_for_save(self) -> None:
+        """Wait for a save under way. Raises `CheckpointException` if it fails."""
+        self._async_wait()  # torchtitan calls it before the next save only
+
+    def close(self) -> None:
+        """Wait for a save under way, unlike torchtitan; delete the files of a failed save.
+
+        The run's last records may need their room.
+        """
+        may_have_saved = self.enable and dist.is_initialized()
+        if may_have_saved:
+            with suppress(CheckpointException):
+                self.wait_for_save()
+        super().close()  # waits for what is being deleted
+        if may_have_saved and dist.get_rank() == 0:
+            delete_unfinished(Path(self.folder))
+
     def _purge_stale_checkpoints(self) -> None:
-        """Delete all but the last `keep_latest_k` (0 keeps all); torchtitan deletes whatever has
-        `step-<int>` in its name."""
+        """Delete all but the last `keep_latest_k` (0 keeps all), in torchtitan's place: its own
+        deletes whatever has `step-<int>` in its name."""
         if dist.get_rank() == 0:
             for step in sorted(list_checkpoints(Path(self.folder)))[: -self.keep_latest_k]:
                 self.purge_queue.put(self._create_checkpoint_id(step))
@@ -184,91 +221,82 @@ class Checkpoints(CheckpointManager):
     @torch.no_grad()
     def dcp_save(
         self,
-        state_dict: dict,
+        state_dict: dict[str, Any],
         checkpoint_id: str,
         async_mode: AsyncMode,
         enable_garbage_collection: bool = False,
         **_,
     ) -> Future | AsyncSaveResponse | None:
         """Save with a digest, and word a full disk. Raises `CheckpointException`."""
-        writer = _Writer(checkpoint_id)
-        if async_mode == AsyncMode.ASYNC:
-            return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg)
+        writer = DigestWriter(checkpoint_id)
+        if async_mode == AsyncMode.DISABLED:
+            dcp.save(state_dict, storage_writer=writer)
+            if enable_garbage_collection:
+                GarbageCollection.collect("GC collection invoked by checkpointer.")
+            return None
+        options = {}
         if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-            return dcp.async_save(
-                state_dict,
-                storage_writer=writer,
-                process_group=self.pg,
-                async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-                async_stager=self.stager,
-            )
-        dcp.save(state_dict, storage_writer=writer)
-        if enable_garbage_collection:
-            GarbageCollection.collect("GC collection invoked by checkpointer.")
-        return None
+            options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
+            options["async_stager"] = self.stager
+        return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg, **options)
 
-    def close(self) -> None:
-        """Wait for a save under way, unlike torchtitan; delete the files of a failed save.
-
-        The run's last records may need their room.
-        """
-        begun = self.enable and dist.is_initialized()
-        if begun:
-            with suppress(CheckpointException):
-                self._async_wait()
-        super().close()  # waits for what is being deleted
-        if begun and dist.get_rank() == 0:
-            delete_unfinished(Path(self.folder))
-
-    def dcp_load(self, state_dict: dict, checkpoint_id: str, **_) -> None:
+    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, **_) -> None:
         """Load plain data only. Raises `CheckpointException`."""
-        there = _Reader(checkpoint_id).read_metadata().state_dict_metadata
+        stored_names = PlainReader(checkpoint_id).read_metadata().state_dict_metadata.keys()
         [model] = self.states[MODEL].model
-        buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-        for name in state_dict.keys() - there.keys():
-            if name.rpartition(".")[2] in buffers:
+        buffers = {_last_part(name) for name, _ in model.named_buffers()}
+        for name in state_dict.keys() - stored_names:
+            if _last_part(name) in buffers:
                 del state_dict[name]  # a buffer that the checkpoint lacks begins anew
-        load(state_dict, checkpoint_id)
+        load_plain(state_dict, checkpoint_id)
         self.states[MODEL].load_state_dict(state_dict)
+
+
+def _last_part(name: str) -> str:
+    """Return the last part of a name with dots."""
+    return name.rpartition(".")[2]
 
 
 # ---- writing checkpoints ----
 
 
-def cause_of(error: CheckpointException) -> BaseException:
+def find_first_cause(error: CheckpointException) -> BaseException:
     """Return the first failed rank's error."""
-    return next(iter(error.failures.values()))[0]
+    first_error, _traceback = list(error.failures.values())[0]
+    return first_error
 
 
-class _Writer(_FileSystemWriter):
+class DigestWriter(_FileSystemWriter):
     """Writes a checkpoint, and the digest of its .metadata last."""
 
     def __init__(self, path: str):
         super().__init__(path)
-        self.fs = _Files()
+        self.fs = _CheckpointFiles()
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Future:
         """Write the items of this rank. Raises `DiskFull`."""
-        tensors = [item.tensor_data for item in plan.items if item.tensor_data]
-        needed = sum(prod(each.chunk.sizes) * each.properties.dtype.itemsize for each in tensors)
-        needed += ITEM_BYTES * len(plan.items)
+        needed_bytes = ITEM_BYTES * len(plan.items)
+        for item in plan.items:
+            if item.tensor_data:
+                itemsize = item.tensor_data.properties.dtype.itemsize
+                needed_bytes += prod(item.tensor_data.chunk.sizes) * itemsize
         file = self.path / f"{plan.storage_data.prefix}0.distcp"
-        with disk_full(file, needed, file):
+        with disk_full(file, needed_bytes, file):
             return super().write_data(plan, planner)
 
     def finish(self, metadata: dcp.Metadata, results: list) -> None:
         """Write .metadata and its digest, on rank 0. Raises `DiskFull`."""
         with disk_full(self.path / METADATA, len(pickle.dumps((metadata, results)))):
             super().finish(metadata, results)
-        write_whole(self.path / DIGEST, f"{_digest(self.path)}  {METADATA}\n")
+        write_whole(self.path / DIGEST, f"{hash_metadata(self.path)}  {METADATA}\n")
 
 
-class _Files(FileSystem):
+class _CheckpointFiles(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[io.IOBase]:
         """Open a file. Raises the system's error: torch.save raises another one after it, about
         positions."""
-        stream = _Stream(io.FileIO(path, mode))
+        stream = _ErrorKeepingStream(io.FileIO(path, mode))
         try:
             with stream:
                 yield stream
@@ -278,7 +306,7 @@ class _Files(FileSystem):
             raise stream.error
 
 
-class _Stream(io.BufferedWriter):
+class _ErrorKeepingStream(io.BufferedWriter):
     """A file that remembers the first error of a write, and raises none.
 
     torch.save reports an error of positions in its place, and that of torch 2.15 ends the process.
@@ -297,9 +325,9 @@ class _Stream(io.BufferedWriter):
 # ---- reading checkpoints ----
 
 
-def load(state_dict: dict, checkpoint: str | Path) -> None:
+def load_plain(state_dict: dict[str, Any], checkpoint: str | Path) -> None:
     """Load plain data as `torch.distributed.checkpoint.load` does. Raises `CheckpointException`."""
-    dcp.load(state_dict, storage_reader=_Reader(checkpoint))
+    dcp.load(state_dict, storage_reader=PlainReader(checkpoint))
 
 
 def find_damage(checkpoint: Path) -> str:
@@ -307,37 +335,35 @@ def find_damage(checkpoint: Path) -> str:
 
     Raises `InputError` for a whole checkpoint that only another version of PyTorch can read.
     """
+    is_sealed = False
+    metadata = None
     try:
         is_sealed = _check_digest(checkpoint)
-    except (OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    try:
-        metadata = _Reader(checkpoint).read_metadata()
-    except Exception as error:  # whatever unpickling a damaged file raises
-        if is_sealed:
-            raise InputError(
-                f"{checkpoint} is whole, and PyTorch {torch.__version__} cannot read it "
-                f"({type(error).__name__}: {error}): resume with the PyTorch that wrote it, which "
-                "run.json names, or choose another --out"
-            ) from error
-        return f"{type(error).__name__}: {error}"
-    try:
+        metadata = PlainReader(checkpoint).read_metadata()
         _check_items(checkpoint, metadata)
     except Exception as error:  # whatever reading damaged files raises
-        return f"{type(error).__name__}: {error}"
+        damage = f"{type(error).__name__}: {error}"
+        if is_sealed and metadata is None:
+            raise InputError(
+                f"{checkpoint} is whole, and PyTorch {torch.__version__} cannot read it "
+                f"({damage}): resume with the PyTorch that wrote it, which run.json names, or "
+                "choose another --out"
+            ) from error
+        return damage
     return ""
 
 
-def _digest(checkpoint: Path) -> str:
+def hash_metadata(checkpoint: Path) -> str:
+    """Return the SHA-256 of .metadata."""
     return hashlib.sha256((checkpoint / METADATA).read_bytes()).hexdigest()
 
 
 def _check_digest(checkpoint: Path) -> bool:
-    """Compare .metadata with its digest; False if there is none, or the machine died before it was
-    on the disk. Raises ValueError and OSError."""
+    """Compare .metadata with its digest; False without one, or if the machine died before the
+    digest was on the disk. Raises ValueError and OSError."""
     file = checkpoint / DIGEST
     text = file.read_text("ascii") if file.exists() else ""
-    if text and not text.startswith(_digest(checkpoint)):
+    if text and not text.startswith(hash_metadata(checkpoint)):
         raise ValueError(f"{METADATA}: wrong checksum")
     return bool(text)
 
@@ -347,22 +373,24 @@ def _check_items(checkpoint: Path, metadata: dcp.Metadata) -> None:
     raises."""
     indices = set()
     for name, stored in metadata.state_dict_metadata.items():
-        chunks = getattr(stored, "chunks", None)
-        offsets = [chunk.offsets for chunk in chunks] if chunks else [None]
-        indices |= {MetadataIndex(name, offset) for offset in offsets}
+        if isinstance(stored, TensorStorageMetadata):
+            indices |= {MetadataIndex(name, chunk.offsets) for chunk in stored.chunks}
+        else:
+            indices.add(MetadataIndex(name))
     if indices != metadata.storage_data.keys():
         raise ValueError(f"{METADATA}: lists other items than it describes")
 
-    def check(item: tuple) -> None:
-        _check_item(checkpoint, metadata, *item)
+    def check_item(item: tuple) -> None:
+        index, place = item
+        _check_item(checkpoint, metadata, index, place)
 
-    with ThreadPoolExecutor(
-        4
-    ) as readers:  # each holds an item twice, of up to 1 GiB for 8 B parameters
-        list(readers.map(check, metadata.storage_data.items()))
+    with ThreadPoolExecutor(READING_THREADS) as threads:
+        list(threads.map(check_item, metadata.storage_data.items()))
 
 
-def _check_item(checkpoint: Path, metadata: dcp.Metadata, index: MetadataIndex, place) -> None:
+def _check_item(
+    checkpoint: Path, metadata: dcp.Metadata, index: MetadataIndex, place: _StorageInfo
+) -> None:
     """Compare an item with its CRC-32, its type and its shape.
 
     torch.save writes each item as a zip archive with checksums, which torch.load does not look at.
@@ -376,12 +404,15 @@ def _check_item(checkpoint: Path, metadata: dcp.Metadata, index: MetadataIndex, 
     value = torch.load(content, map_location="cpu", weights_only=True)
     stored = metadata.state_dict_metadata[index.fqn]
     if isinstance(stored, TensorStorageMetadata):
-        sizes = {chunk.offsets: chunk.sizes for chunk in stored.chunks}
-        if (value.dtype, value.shape) != (stored.properties.dtype, sizes[index.offset]):
+        size_by_offset = {chunk.offsets: chunk.sizes for chunk in stored.chunks}
+        expected = (stored.properties.dtype, size_by_offset[index.offset])
+        if (value.dtype, value.shape) != expected:
             raise ValueError(f"{place.relative_path}: {index.fqn} is not what {METADATA} describes")
 
 
-class _Reader(dcp.FileSystemReader):
+class PlainReader(dcp.FileSystemReader):
+    """Reads a checkpoint without running code of its .metadata."""
+
     def read_metadata(self, *_, **__) -> dcp.Metadata:
         with open(self.path / METADATA, "rb") as file:
             return _PlainUnpickler(file).load()
@@ -391,45 +422,44 @@ class _PlainUnpickler(pickle.Unpickler):
     """Refuses what no checkpoint needs, before it can run code."""
 
     def find_class(self, module: str, name: str):
-        place = f"{module}.{name}"
+        full_name = f"{module}.{name}"
         if name == "PosixPath" and module.startswith("pathlib"):
             return os.path.join  # text: a pickle can set attributes of the classes that it gets
-        if place in ("builtins.getattr", "__builtin__.getattr"):
-            return _memory_format  # Python 3.11.0 to 3.11.3 pickle members of an Enum so
-        if place not in _PLAIN:
-            raise pickle.UnpicklingError(f"it asks for {place}, which is no plain data")
-        return _PLAIN[place] or super().find_class(module, name)
+        if full_name in ("builtins.getattr", "__builtin__.getattr"):
+            return _find_memory_format  # Python 3.11.0 to 3.11.3 pickle members of an Enum so
+        if full_name == "torch.distributed.checkpoint.metadata.TensorProperties":
+            return _PropertiesWithoutStrides
+        if full_name not in PLAIN_NAMES:
+            raise pickle.UnpicklingError(f"it asks for {full_name}, which is not plain data")
+        return super().find_class(module, name)
 
 
-def _memory_format(kind: type, name: str) -> _MEM_FORMAT_ENCODING:
+def _find_memory_format(kind: type, name: str) -> _MEM_FORMAT_ENCODING:
     """Look up a member of the one Enum in a checkpoint."""
     if kind is not _MEM_FORMAT_ENCODING:
         raise pickle.UnpicklingError(f"it asks for an attribute of {kind}")
     return kind[name]
 
 
-class _Properties(TensorProperties):
+class _PropertiesWithoutStrides(TensorProperties):
     """The properties of a tensor, without the strides of torch 2.15."""
 
     def __setstate__(self, state: tuple) -> None:
         super().__setstate__(state[:5])
 
 
-_PLAIN = dict.fromkeys(
-    [
-        "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
-        "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
-        "torch.distributed.checkpoint.metadata.Metadata",
-        "torch.distributed.checkpoint.metadata.MetadataIndex",
-        "torch.distributed.checkpoint.metadata.StorageMeta",
-        "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
-        "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
-        "torch.distributed.checkpoint.filesystem._StorageInfo",
-        "torch.serialization._get_layout",
-        "torch.Size",
-        "collections.OrderedDict",
-        *(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)),
-    ]
-)
-"""What a pickle may ask for, by name; a value takes its place."""
-_PLAIN["torch.distributed.checkpoint.metadata.TensorProperties"] = _Properties
+PLAIN_NAMES = {
+    "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
+    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
+    "torch.distributed.checkpoint.metadata.Metadata",
+    "torch.distributed.checkpoint.metadata.MetadataIndex",
+    "torch.distributed.checkpoint.metadata.StorageMeta",
+    "torch.distributed.checkpoint.metadata.TensorStorageMetadata",
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "torch.serialization._get_layout",
+    "torch.Size",
+    "collections.OrderedDict",
+    *(str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)),
+}
+"""The classes and functions that a pickle may ask for."""

@@ -1,6 +1,7 @@
 """Check what torch.compile needs of this machine: a compiler, and folders for its kernels.
 
-Without the check a run would fail after minutes of compilation.
+Without the check a run would fail after minutes of compilation. Folders with quotes in their names
+are refused, and for a CPU folders with spaces too: see `UNREADABLE_CHARACTERS`.
 """
 
 import errno
@@ -17,6 +18,7 @@ from sysconfig import get_paths
 import torch
 
 from experiments.jobs.runner import CACHE_VARIABLES
+from experiments.records.files import DISK_FULL_REASONS
 from models import device
 from models.errors import InputError
 
@@ -24,44 +26,45 @@ CACHE_BYTES = 128 << 20 if device.TYPE == "cuda" else 32 << 20
 """Free space for a run's kernels; they were seen to take 7 to 65 MB on a GPU, 9 MB on a CPU."""
 TEMPORARY_BYTES = 16 << 20
 """Free space for the compiler's intermediate files."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
-UNQUOTED = r"[\s'\"\\]"
-"""Letters at which torch splits its compiler's command, whose paths it does not quote."""
-UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV)  # by some file systems
+UNREADABLE_CHARACTERS = {"cpu": r"[\s'\"\\]", "cuda": '"'}
+"""Characters that no path may have, by device. torch does not quote paths for the C++ compiler of a
+CPU, whose command is split at them. Triton hands each path to its compilers as an argument of its
+own, but writes the path of a kernel's source between double quotes into the code for ptxas. With
+torch 2.11 on a stand-in for a GPU, recipes in FP8 compiled in folders with a space, a tab, a single
+quote and a backslash."""
+UNSUPPORTED_CODES = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV)
+"""The answers of file systems that cannot reserve space."""
 
 
-def check_compilation(caches: Iterable[str] = ()) -> None:
+def check_compilation(cache_folders: Iterable[str] = ()) -> None:
     """Check what compiling a model takes. Raises `InputError`.
 
     Args:
-        caches: the folders for kernels, if not those of this process's variables.
+        cache_folders: for kernels, if not those of this process's variables.
     """
     check_compiler()
     torch_folder = torch.__path__[0]
-    if re.search(UNQUOTED, torch_folder):
+    if re.search(UNREADABLE_CHARACTERS[device.TYPE], torch_folder):
         raise InputError(
             f"a compiled model needs torch in a path without spaces or quotes, and torch is in "
             f"{torch_folder}: move the repository to a path without them and run `make install` "
             "there, or run the recipe `baseline`, which is not compiled"
         )
-    for folder in caches or named_caches():
-        check_folder(Path(folder), CACHE_BYTES, is_loaded=True)
-    for folder in temporary_folders():
-        check_folder(Path(folder), TEMPORARY_BYTES)
+    if not cache_folders:
+        cache_folders = [os.environ[name] for name in CACHE_VARIABLES if os.environ.get(name)]
+    for folder in cache_folders:
+        check_code_folder(Path(folder), CACHE_BYTES, loads_code=True)
+    for folder in list_temporary_folders():
+        check_code_folder(Path(folder), TEMPORARY_BYTES)
 
 
-def named_caches() -> list[str]:
-    """List the folders named by this process's variables."""
-    return [os.environ[name] for name in CACHE_VARIABLES if os.environ.get(name)]
-
-
-def temporary_folders() -> set[str]:
+def list_temporary_folders() -> set[str]:
     """List the folders for temporary files: Python takes another one where TMPDIR is full, and the
     compiler does not."""
     folders = {tempfile.gettempdir()}
-    chosen = os.environ.get("TMPDIR")
-    if chosen and os.access(chosen, os.W_OK | os.X_OK):
-        folders.add(chosen)
+    chosen_folder = os.environ.get("TMPDIR")
+    if chosen_folder and os.access(chosen_folder, os.W_OK | os.X_OK):
+        folders.add(chosen_folder)
     return folders
 
 
@@ -71,11 +74,16 @@ def check_compiler() -> None:
     On a CPU that is a C++ compiler; on a GPU Triton's launchers take a C compiler and Python's
     headers.
     """
-    missing, compilers = None, [os.environ.get("CXX", "g++")]
-    if device.TYPE == "cuda":
-        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-        if not Path(get_paths("posix_prefix")["include"], "Python.h").exists():
-            missing = "Python.h (package python3-dev or python3-devel)"
+    missing = None
+    if device.TYPE == "cpu":
+        compilers = [os.environ.get("CXX", "g++")]
+    elif "CC" in os.environ:
+        compilers = [os.environ["CC"]]
+    else:
+        compilers = ["gcc", "clang"]
+    headers = Path(get_paths("posix_prefix")["include"], "Python.h")
+    if device.TYPE == "cuda" and not headers.exists():
+        missing = "Python.h (package python3-dev or python3-devel)"
     if not any(shutil.which(compiler.split(" ")[0]) for compiler in compilers):
         missing = f"the compiler `{compilers[0]}`"
     if missing:
@@ -86,33 +94,33 @@ def check_compiler() -> None:
         )
 
 
-def check_folder(folder: Path, size: int, is_loaded: bool = False) -> None:
+def check_code_folder(folder: Path, size: int, loads_code: bool = False) -> None:
     """Check a folder for compiled code. Raises `InputError`.
 
     Args:
-        folder: if it is not there yet, the nearest folder above it is checked.
+        folder: if it is missing, the nearest folder above it is checked.
         size: bytes that must be free.
-        is_loaded: the code is loaded from there.
+        loads_code: libraries are loaded from the folder.
     """
     reason = None
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
+    existing_folder = folder.absolute()
+    while not existing_folder.exists():
+        existing_folder = existing_folder.parent
     try:
-        with tempfile.TemporaryFile(dir=existing) as file:
+        with tempfile.TemporaryFile(dir=existing_folder) as file:
             _allocate(file.fileno(), size)
-            if is_loaded and not _is_executable(file.fileno()):
+            if loads_code and not _is_executable(file.fileno()):
                 reason = "code cannot be loaded from there: its file system is mounted noexec"
     except OSError as error:
         reason = error.strerror
-        if error.errno in FULL:
+        if error.errno in DISK_FULL_REASONS:
             reason = f"no space for {size >> 20} MiB ({reason})"
-    if re.search(UNQUOTED, str(folder.absolute())):
+    if re.search(UNREADABLE_CHARACTERS[device.TYPE], str(folder.absolute())):
         reason = "the compiler cannot read a path with spaces or quotes"
     if reason:
         raise InputError(
             f"a compiled model needs the folder {folder}: {reason}. Set the environment variable "
-            f"{_variable(folder)} to another folder"
+            f"{_name_variable(folder)} to another folder"
         )
 
 
@@ -121,7 +129,7 @@ def _allocate(file: int, size: int) -> None:
     try:
         os.posix_fallocate(file, 0, size)
     except OSError as error:
-        if error.errno not in UNSUPPORTED:
+        if error.errno not in UNSUPPORTED_CODES:
             raise
         os.write(file, bytes(mmap.PAGESIZE))
 
@@ -134,7 +142,7 @@ def _is_executable(file: int) -> bool:
     return False
 
 
-def _variable(folder: Path) -> str:
+def _name_variable(folder: Path) -> str:
     """Name the variable to set for another folder."""
     for name in CACHE_VARIABLES:
         if os.environ.get(name) == str(folder):

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import calculate_time_spent, counters
@@ -30,21 +29,24 @@ def compiled_s() -> float:
     return calculate_time_spent().get("total_wall_time", 0.0)
 
 
-def compile_cache() -> str:
+def describe_compile_cache() -> str:
     """Return `cold` if inductor compiled any graph, `warm` if all came from its cache, else `none`.
 
     Some graphs cannot be cached (bypass): a block's with recomputation, whose random numbers are an
     operator that inductor has no key for.
     """
-    found, graphs = counters["inductor"], counters["aot_autograd"]["autograd_cache_hit"]
-    if found["fxgraph_cache_miss"] + found["fxgraph_cache_bypass"]:
+    inductor = counters["inductor"]
+    if inductor["fxgraph_cache_miss"] or inductor["fxgraph_cache_bypass"]:
         return "cold"
-    return "warm" if graphs + found["fxgraph_cache_hit"] else "none"
+    if inductor["fxgraph_cache_hit"] or counters["aot_autograd"]["autograd_cache_hit"]:
+        return "warm"
+    return "none"
 
 
 def seconds_since_process_start() -> float:
     """Return the seconds since the kernel started this process, to 10 ms: imports count."""
-    start_ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    start_ticks = int(fields[19])  # field 22 of proc_pid_stat(5), where fields[0] is the third
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -56,8 +58,8 @@ class Timeline:
 
     def mark(self, part: str) -> None:
         """Count the time since the last mark for a part."""
-        since_last = seconds_since_process_start() - sum(self.breakdown.values())
-        self.breakdown[part] = self.breakdown.get(part, 0.0) + since_last
+        since_last_mark = seconds_since_process_start() - sum(self.breakdown.values())
+        self.breakdown[part] = self.breakdown.get(part, 0.0) + since_last_mark
 
     def end_first_step(self) -> Timing:
         """Count what torch.compile took of the first step as a part of its own; return all."""
@@ -67,7 +69,7 @@ class Timeline:
         return Timing(
             time_to_first_step_s=sum(self.breakdown.values()),
             startup=dict(self.breakdown),
-            compile_cache=compile_cache(),
+            compile_cache=describe_compile_cache(),
         )
 
 
@@ -78,7 +80,13 @@ TIMELINE = Timeline()
 
 
 class Meter:
-    """Collects the steps of a log interval, and records it."""
+    """Collects the steps of a log interval, and records it.
+
+    Args:
+        processor: torchtitan's, with the waits for micro-batches.
+        all_reduce: adds up values of a run's processes.
+        directory: takes the records; None in all ranks except the first.
+    """
 
     def __init__(
         self,
@@ -87,86 +95,95 @@ class Meter:
         all_reduce: Callable,
         directory: "RunDirectory | None",
     ):
-        """Begin an interval now. `processor` is torchtitan's, with the waits for micro-batches;
-        `all_reduce` adds up values of a run's processes; `directory` takes the records."""
         self.plan = plan
         self.processor = processor
         self.all_reduce = all_reduce
         self.directory = directory
-        self._empty()
-        self.retries_so_far = device.allocator_retries()
+        self._begin_interval()
+        self.total_retries = device.allocator_retries()
         self.stopwatch = device.Stopwatch()  # a lap is a step
 
-    def _empty(self) -> None:
-        """Forget the steps of the last interval."""
+    def _begin_interval(self) -> None:
         self.losses: list[torch.Tensor] = []  # this process's part of each step's, on the device
         self.valid_tokens = 0.0  # of the run
-        self.not_steady: list[int] = []
+        self.not_steady: list[int] = []  # steps
         self.retries: list[int] = []  # of the allocator in each step
 
-    def end_step(self, step: int, loss: torch.Tensor, valid_tokens: float, steady: bool) -> None:
-        """Note when a step ended, and what it did."""
+    def end_step(self, step: int, loss: torch.Tensor, valid_tokens: float, is_steady: bool) -> None:
+        """Note the end of a step, its loss, and the allocator's retries."""
         self.stopwatch.lap()
         self.losses.append(loss)
         self.valid_tokens += valid_tokens
-        if not steady:
+        if not is_steady:
             self.not_steady.append(step)
-        before, self.retries_so_far = self.retries_so_far, device.allocator_retries()
-        self.retries.append(self.retries_so_far - before)
+        total_retries = device.allocator_retries()
+        self.retries.append(total_retries - self.total_retries)
+        self.total_retries = total_retries
 
-    def close(self, step: int, grad_norm: float, lr: float, in_fp8: float) -> LogInterval:
-        """Record the interval up to `step`; `in_fp8`: FLOPs of a token.
-
-        torchtitan's `log`, which is called after this, empties `data_loading_times`.
-        """
+    def record_interval(
+        self, step: int, grad_norm: float, lr: float, fp8_flops_per_token: float
+    ) -> LogInterval:
+        """Record the interval up to `step`, and begin the next."""
         losses = self.all_reduce(torch.stack(self.losses))
         step_s = self.stopwatch.read()
-        waits = np.reshape(self.processor.data_loading_times, (len(step_s), -1)).sum(1)
         memory = self.processor.device_memory_monitor.get_peak_stats()
         retries = self.all_reduce(torch.tensor(self.retries), "max").tolist()
-        first = step - len(retries) + 1
-        seconds = sum(step_s)
-        tokens_per_s = self.plan.tokens * len(step_s) / seconds  # of a device
+        first_step = step - len(step_s) + 1
+        device_tokens_per_s = self.plan.tokens * len(step_s) / sum(step_s)
         interval = LogInterval(
             attempt=self.directory.attempt.number if self.directory else 1,
             step=step,
             elapsed_s=round(seconds_since_process_start(), 3),
-            loss=finite(losses.mean().item()),
-            losses=list(map(finite, losses.tolist())),
-            grad_norm=finite(grad_norm),
+            loss=_replace_infinite(losses.mean().item()),
+            losses=[_replace_infinite(loss) for loss in losses.tolist()],
+            grad_norm=_replace_infinite(grad_norm),
             lr=lr,
-            tokens_per_s=tokens_per_s * self.plan.world_size,
-            valid_tokens_per_s=self.valid_tokens / seconds,
+            tokens_per_s=device_tokens_per_s * self.plan.world_size,
+            valid_tokens_per_s=self.valid_tokens / sum(step_s),
             step_s=step_s,
-            data_wait_s=[round(s, 6) for s in waits.tolist()],
+            data_wait_s=self._sum_data_waits(len(step_s)),
             not_steady=self.not_steady,
-            allocator_retries=[at for at, count in enumerate(retries, first) if count],
+            allocator_retries=[s for s, count in enumerate(retries, first_step) if count],
             peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
-            **utilisation(self.plan, tokens_per_s, in_fp8),
+            **calculate_mfus(self.plan, device_tokens_per_s, fp8_flops_per_token),
         )
         if self.directory:
             interval.append_to(self.directory.path / METRICS)
-        self._empty()
+        self._begin_interval()
         return interval
 
+    def _sum_data_waits(self, n_steps: int) -> list[float]:
+        """Add up the host's waits for the micro-batches of each step, in seconds.
 
-def utilisation(plan: Plan, tokens_per_s: float, in_fp8: float) -> dict[str, float | None]:
-    """Give the three MFUs of a device at its `tokens_per_s`: fractions of 1.
+        torchtitan's list has the waits since its last log, which empties it. Each step has as many.
+        """
+        waits = torch.tensor(self.processor.data_loading_times, dtype=torch.float64)
+        return [round(wait_s, 6) for wait_s in waits.reshape(n_steps, -1).sum(1).tolist()]
 
-    `in_fp8` are the FLOPs of a token that ran in FP8. Without a datasheet's peak there are none.
+
+def calculate_mfus(
+    plan: Plan, tokens_per_s: float, fp8_flops_per_token: float
+) -> dict[str, float | None]:
+    """Divide the FLOP/s of a device by the peaks of its datasheet: fractions of 1, as LogInterval
+    has them. Empty without a datasheet.
+
+    Args:
+        tokens_per_s: of one device.
     """
-    peak, flops = device.find_peak_rates(), plan.flops_per_token
+    peak = device.find_peak_rates()
     if peak is None:
         return {}
-    shares = {"mfu_bf16_peak": tokens_per_s * flops / peak.bf16}
+    flops_per_s = tokens_per_s * plan.flops_per_token
+    mfus = {"mfu_bf16_peak": flops_per_s / peak.bf16}
     if peak.fp8:
-        ideal_s = in_fp8 / peak.fp8 + (flops - in_fp8) / peak.bf16
-        shares["mfu_fp8_peak"] = tokens_per_s * flops / peak.fp8
-        shares["mfu_mixed_peak"] = tokens_per_s * ideal_s
-    return shares
+        bf16_flops_per_token = plan.flops_per_token - fp8_flops_per_token
+        ideal_s_per_token = fp8_flops_per_token / peak.fp8 + bf16_flops_per_token / peak.bf16
+        mfus["mfu_fp8_peak"] = flops_per_s / peak.fp8
+        mfus["mfu_mixed_peak"] = tokens_per_s * ideal_s_per_token
+    return mfus
 
 
-def finite(value: float) -> float | None:
+def _replace_infinite(value: float) -> float | None:
     """Return a finite number, and None for any other."""
     return value if math.isfinite(value) else None
 
@@ -174,31 +191,39 @@ def finite(value: float) -> float | None:
 # ---- traces, by torchtitan's keys `profiling.*`, for chrome://tracing and ui.perfetto.dev ----
 
 
-def tracer(config, begin: int, skip: int) -> AbstractContextManager[profile | None]:
+def make_tracer(
+    config, completed_steps: int, skipped_steps: int
+) -> AbstractContextManager[profile | None]:
     """Trace `profiler_active` steps in each `profile_freq`; None if the recipe asks for no traces.
 
     torchtitan's own has no trace of a CPU, and cannot wait for the proof's profiler, beside which
-    no other may run. `begin` steps ended before this process began; its first `skip` steps are not
-    counted.
+    no other may run.
+
+    Args:
+        completed_steps: of the run, before this process began.
+        skipped_steps: the first steps of this process, which do not count.
     """
     keys = config.profiling
     if not keys.enable_profiling:
         return nullcontext()
 
-    def write(profiler: profile) -> None:
-        name = f"iteration_{begin + profiler.step_num}"
-        folder = Path(config.job.dump_folder, keys.save_traces_folder, name)
+    def write_trace(profiler: profile) -> None:
+        step_folder = f"iteration_{completed_steps + profiler.step_num}"
+        folder = Path(config.job.dump_folder, keys.save_traces_folder, step_folder)
         folder.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(folder / f"rank{dist.get_rank()}_trace.json"))
 
-    warmup, active = keys.profiler_warmup, keys.profiler_active
-    wait = keys.profile_freq - warmup - active
-    cycle = schedule(wait=wait, warmup=warmup, active=active, skip_first=skip)
-    return profile(schedule=cycle, on_trace_ready=write, record_shapes=True)
+    cycle = schedule(
+        wait=keys.profile_freq - keys.profiler_warmup - keys.profiler_active,
+        warmup=keys.profiler_warmup,
+        active=keys.profiler_active,
+        skip_first=skipped_steps,
+    )
+    return profile(schedule=cycle, on_trace_ready=write_trace, record_shapes=True)
 
 
 def end_traced_step(profiler: profile) -> bool:
-    """Go on to the next step; return whether tracing makes it slower."""
-    before = profiler.current_action
+    """Go on to the next step; return whether tracing made one of the two slower."""
+    action = profiler.current_action
     profiler.step()
-    return {before, profiler.current_action} != {ProfilerAction.NONE}
+    return {action, profiler.current_action} != {ProfilerAction.NONE}

@@ -53,20 +53,20 @@ class Plan:
 
 def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check what a recipe asks for. Raises `InputError`."""
-    fp8, config, training = _choose_fp8(recipe), recipe.config, recipe.config.training
+    config = recipe.config
+    training = config.training
+    fp8 = _choose_fp8(recipe)
     args = model_args(config)
     choose_degrees = recipe.find_hook("data_parallel_degrees", require_no_sharding)
     replicas, shards = choose_degrees(config, args, fp8.layers)
     world_size = replicas * shards
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
-    memory = estimate_recipe_memory(config, args, shards, passes)
+    memory_by_use = estimate_recipe_memory(config, args, shards, passes)
     for estimate in recipe.find_hooks("memory_by_use"):
-        memory |= estimate(config, args, shards)
-    flops = args.flops_per_token(training.seq_len)
-    in_fp8 = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8" if fp8.layers else "no FP8"
-    if config.compile.enable and not config.compile.compiles_model:
-        in_fp8 += ", eager, except for a compiled loss"
-    planned = Plan(
+        memory_by_use |= estimate(config, args, shards)
+    flops_per_token = args.flops_per_token(training.seq_len)
+    gflops = f"{flops_per_token / 1e9:.4g} GFLOP per token"
+    run_plan = Plan(
         recipe=recipe,
         config=config,
         args=args,
@@ -74,39 +74,52 @@ def plan(recipe: recipes.Recipe) -> Plan:
         world_size=world_size,
         shards=shards,
         passes=passes,
-        flops_per_token=flops,
-        memory_needed=sum(memory.values()),
-        description=f"{args.describe()}, {flops / 1e9:.4g} GFLOP per token, {in_fp8}",
+        flops_per_token=flops_per_token,
+        memory_needed=sum(memory_by_use.values()),
+        description=f"{args.describe()}, {gflops}, {_describe_precision(config, fp8)}",
     )
     for check in recipe.find_hooks("check"):
-        check(planned)
-    return planned
+        check(run_plan)
+    return run_plan
 
 
 def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
     """Choose what runs in FP8."""
-    keys = recipe.config.quantize.linear.float8
+    config = recipe.config
+    keys = config.quantize.linear.float8
     if keys.recipe_name is None:
         return float8.Float8Choice()
     with torch.device("meta"):  # modules by name, no weights
-        model = build_model(recipe.config)
+        model = build_model(config)
     fp8 = float8.choose_float8(model, keys)
     choose_matmul = recipe.find_hook("choose_matmul")
-    return fp8._replace(matmul=choose_matmul(recipe.config, fp8.matmul)) if choose_matmul else fp8
+    if choose_matmul:
+        fp8 = fp8._replace(matmul=choose_matmul(config, fp8.matmul))
+    return fp8
+
+
+def _describe_precision(config: Config, fp8: float8.Float8Choice) -> str:
+    """Word how many layers run in FP8, and whether they run eager in a compiled recipe."""
+    sentence = "no FP8"
+    if fp8.layers:
+        sentence = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8"
+    if config.compile.enable and not config.compile.compiles_model:
+        sentence += ", eager, except for a compiled loss"
+    return sentence
 
 
 def require_no_sharding(config, args, fp8_layers: Set[str]) -> tuple[int, int]:
     """Refuse keys of sharding; return 1 replica of 1 shard. Raises `InputError`."""
-    keys = [f"parallelism.{key.name}" for key in fields(config.parallelism)]
+    keys = [f"parallelism.{field.name}" for field in fields(config.parallelism)]
     if fp8_layers:
         keys.append("quantize.linear.float8.enable_fsdp_float8_all_gather")
-    refuse(config, keys, "several processes, and this recipe has one")
+    refuse_keys(config, keys, "several processes, and this recipe has one")
     return 1, 1
 
 
-def refuse(config: Config, keys: Iterable[str], needs: str) -> None:
+def refuse_keys(config: Config, keys: Iterable[str], need: str) -> None:
     """Raise `InputError` for the first of `keys` with another value than its default."""
     for key in keys:
         default = attrgetter(key)(DEFAULTS)
         if attrgetter(key)(config) != default:
-            raise InputError(f"{key} needs {needs}: set it to {json.dumps(default)}")
+            raise InputError(f"{key} needs {need}: set it to {json.dumps(default)}")

@@ -17,18 +17,18 @@ emulated formats round: tests compare those with plain arithmetic.
 
 The trainer calls, in this order:
 
-    Proof(...)     checks claim 1, and which layers were converted
-    movement()     around the first optimizer step: checks claim 3
-    profile(step)  around one step, mostly the third: checks claim 2
-    record()       gives the proof of run.json
+    ProofCollector(...)    checks claim 1, and which layers were converted
+    watch_movement()       around the first optimizer step: checks claim 3
+    profile(step)          around one step, mostly the third: checks claim 2
+    record()               gives the proof of run.json
 """
 
+import hashlib
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -37,22 +37,25 @@ from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.records import run as records
+from experiments.records.run import Parameters, Proof, Stretch
 from experiments.training.plan import Plan
 from models import float8
 from models.device import local_tensor
 
-LOOKED_AT = 1 << 24  # elements of a parameter, which bounds memory
-WITNESSES = 64  # elements remembered per parameter
+SEARCHED_ELEMENTS = 1 << 24  # of a parameter, for witnesses; this bounds memory
+MAX_WITNESSES = 64  # elements of a parameter whose values are compared
+MAX_REPORTED_SHAPES = 3
 
-_FP8_MATMUL = "aten::_scaled_mm"
-# Attention is none of these: bmm, or a kernel of its own.
-_MATMULS = {_FP8_MATMUL, "aten::mm", "aten::addmm", "aten::_grouped_mm"}
-_ATTENTION = re.compile("aten::_scaled_dot_product_(?:attention_)?(cudnn|flash|efficient|math)")
+FP8_MATMUL = "aten::_scaled_mm"
+# Attention is none of these: it is bmm, or a kernel of its own
+MATMUL_OPERATORS = {FP8_MATMUL, "aten::mm", "aten::addmm", "aten::_grouped_mm"}
+ATTENTION_PATTERN = re.compile(
+    "aten::_scaled_dot_product_(?:attention_)?(cudnn|flash|efficient|math)"
+)
 # With max-autotune inductor may compile a matmul into a kernel of its own, as
-# triton_tem_fused__scaled_mm_3.
-_TEMPLATE = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
-_COMPILATIONS = {
+# triton_tem_fused__scaled_mm_3
+TRITON_MATMUL_PATTERN = re.compile(r"triton_tem_.*?_(scaled_|add)?mm_")
+COMPILATIONS = {
     "_compile.compile_inner (dynamo_timed)",
     "backward._backward_impl (dynamo_timed)",
 }
@@ -62,33 +65,41 @@ class ProofError(RuntimeError):
     """The run is not what its recipe says."""
 
 
-class Proof:
+class ProofCollector:
     """Collects the evidence of one run of a plan. Raises `ProofError`.
 
-    `model` is converted and parallelized. Later, `profile` sets `profiled` (what the profiled step
-    ran) and `movement` sets `moved` (what the first optimizer step did to the parameters).
+    Args:
+        model: converted and parallelized.
     """
 
     def __init__(self, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer):
-        self.plan, self.optimizer = plan, optimizer
-        self.parameters = {
-            float8.strip_wrapper_names(name): p for name, p in model.named_parameters()
-        }
-        self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        self.plan = plan
+        self.optimizer = optimizer
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.trainable: dict[str, nn.Parameter] = {}
+        for wrapped_name, parameter in model.named_parameters():
+            name = float8.strip_wrapper_names(wrapped_name)
+            self.parameters[name] = parameter
+            if parameter.requires_grad:
+                self.trainable[name] = parameter
         self.converted = float8.converted_modules(model)
         self.fp8 = plan.fp8  # of the steps to come
-        self.attention: str | None = None  # until a step was profiled
+        self.attention: str | None = None  # set by `profile`
+        self.profiled: Stretch | None = None  # set by `profile`
+        self.moved: Parameters | None = None  # set by `watch_movement`
         self.evidence: dict[str, dict] = {}  # by extension
 
-        owned = set(map(id, chain(*(group["params"] for group in optimizer.param_groups))))
-        self.orphans = [name for name, p in self.trainable.items() if id(p) not in owned]
+        optimized_ids = set()
+        for group in optimizer.param_groups:
+            optimized_ids.update(map(id, group["params"]))
+        self.orphans = [name for name, p in self.trainable.items() if id(p) not in optimized_ids]
         plan.recipe.find_hook("check_orphans", check_orphans)(plan.config, self.orphans)
 
-        differ = sorted(plan.fp8.layers ^ self.converted.keys())
-        if differ:
+        unexpected = sorted(plan.fp8.layers ^ self.converted.keys())
+        if unexpected:
             raise ProofError(
                 f"the recipe converts {len(plan.fp8.layers)} linear layers to FP8, and "
-                f"{len(self.converted)} were converted: {differ[0]} is one too many or too few"
+                f"{len(self.converted)} were converted: {unexpected[0]} is one too many or too few"
             )
 
     # ---- claim 2: FP8 layers multiply in FP8 ----
@@ -96,57 +107,74 @@ class Proof:
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
         """Profile `step`, run inside; check its matmuls and graphs."""
-        checks = self.plan.recipe.find_hooks("check_profile")
-        activities = None if checks else [ProfilerActivity.CPU]  # None: what GPUs do too
+        check_hooks = self.plan.recipe.find_hooks("check_profile")
+        activities = [ProfilerActivity.CPU]
+        if check_hooks:
+            activities = None  # the work of a GPU too
         with profile(activities=activities, record_shapes=True) as profiler:
             yield
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
         matmuls = find_matmuls(events)
         self.attention = find_attention(events)
-        self.profiled = records.Stretch(
+        self.profiled = Stretch(
             in_fp8=self.fp8.scaling is not None,
             profiled_step=step,
-            gemm_flops=flops_by_operator(matmuls),
-            row_scaled_flops=sum(matmul.flops for matmul in matmuls if matmul.row_scaled),
+            gemm_flops=sum_flops_by_operator(matmuls),
+            row_scaled_flops=sum(matmul.flops for matmul in matmuls if matmul.is_row_scaled),
         )
-        for check in checks:
+        for check in check_hooks:
             check(self, profiler)
-        layers = self.converted.values() if self.fp8.scaling else []
-        differ = differences(self.plan, layers, matmuls)
-        if differ and not self.fp8.emulated:
-            raise ProofError(
-                f"the FP8 matmuls are not the recipe's: in step {step} aten::_scaled_mm ran "
-                f"{'; '.join(differ[:3])} (M x K x N)"
-            )
-        if self.plan.config.compile.enable and compiled_graphs() == 0:
+        if not self.fp8.emulated:
+            self._check_matmuls(step, matmuls)
+        if self.plan.config.compile.enable and count_compiled_graphs() == 0:
             raise ProofError(
                 "the recipe is compiled and torch.compile made no graph, so all of it ran eager: "
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
+            )
+
+    def _check_matmuls(self, step: int, matmuls: Iterable["Gemm"]) -> None:
+        """Compare the number of FP8 matmuls of each shape with the plan."""
+        layers = self.converted.values() if self.fp8.scaling else []
+        min_counts, max_counts = count_expected_matmuls(self.plan, layers)
+        counts = Counter(matmul.shape for matmul in matmuls if matmul.is_fp8)
+        differences = []
+        for shape in max_counts.keys() | counts.keys():
+            if not min_counts[shape] <= counts[shape] <= max_counts[shape]:
+                m, k, n = shape
+                differences.append(
+                    f"{counts[shape]} instead of {min_counts[shape]} of {m} x {k} x {n}"
+                )
+        if differences:
+            raise ProofError(
+                f"the FP8 matmuls are not the recipe's: in step {step} {FP8_MATMUL} ran "
+                f"{'; '.join(differences[:MAX_REPORTED_SHAPES])} (M x K x N)"
             )
 
     # ---- claim 3: parameters move ----
 
     @contextmanager
     @torch.no_grad()
-    def movement(self) -> Iterator[None]:
+    def watch_movement(self) -> Iterator[None]:
         """Check the first optimizer step, run inside: it must change each parameter.
 
         After a resume nothing is certain to change: the optimizer's moments are old, and its step
         can be of any size.
         """
-        resumed, group = bool(self.optimizer.state), self.optimizer.param_groups[0]
+        is_resumed = bool(self.optimizer.state)
+        group = self.optimizer.param_groups[0]
         witnesses = {}
         for name, parameter in self.trainable.items():
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
-            if not resumed:
+            if not is_resumed:
                 witnesses[name] = _find_witnesses(parameter, float(group["lr"]), group["eps"])
         yield
-        still, unmovable = [], []
-        for name, (index, before) in witnesses.items():
-            if not index.numel():
+        still = []
+        unmovable = []
+        for name, (indices, values) in witnesses.items():
+            if not indices.numel():
                 unmovable.append(name)
-            elif torch.equal(local_tensor(self.trainable[name]).flatten()[index], before):
+            elif torch.equal(local_tensor(self.trainable[name]).flatten()[indices], values):
                 still.append(name)
         stuck = [name for name in still if name not in self.orphans]
         if stuck:
@@ -155,45 +183,47 @@ class Proof:
                 "among them, although their gradient and dtype allow it: the optimizer steps "
                 "something else"
             )
-        owned = [p for name, p in self.trainable.items() if name not in self.orphans]
-        self.moved = records.Parameters(
+        optimized = [p for name, p in self.trainable.items() if name not in self.orphans]
+        self.moved = Parameters(
             trainable=len(self.trainable),
-            in_optimizer=len(owned),
-            elements_in_optimizer=sum(p.numel() for p in owned),
+            in_optimizer=len(optimized),
+            elements_in_optimizer=sum(parameter.numel() for parameter in optimized),
             orphans=self.orphans,
             frozen=[name for name in self.parameters if name not in self.trainable],
             moved_in_first_step=len(witnesses) - len(still) - len(unmovable),
             still_in_first_step=still,
             # bf16 keeps 8 significant bits: a first step of 5e-7 cannot move a norm weight of 1.0
             dtype_cannot_hold_first_update=sorted(unmovable),
-            bytes_per_parameter=self._bytes_per_parameter(owned),
+            bytes_per_parameter=self._bytes_per_parameter(optimized),
         )
 
-    def _bytes_per_parameter(self, owned: list[nn.Parameter]) -> dict[str, float]:
+    def _bytes_per_parameter(self, optimized: list[nn.Parameter]) -> dict[str, float]:
         """Measure what this rank keeps from step to step: weights and optimizer states."""
-        elements = sum(local_tensor(parameter).numel() for parameter in owned)
-        states = 0
+        weights = [local_tensor(parameter) for parameter in optimized]
+        n_elements = sum(weight.numel() for weight in weights)
+        weight_bytes = sum(weight.nbytes for weight in weights)
+        state_bytes = 0
         for state in self.optimizer.state.values():
-            states += sum(local_tensor(tensor).nbytes for tensor in state.values())
-        weights = sum(local_tensor(parameter).nbytes for parameter in owned)
-        return {"weights": weights / elements, "states": states / elements}
+            state_bytes += sum(local_tensor(tensor).nbytes for tensor in state.values())
+        return {"weights": weight_bytes / n_elements, "states": state_bytes / n_elements}
 
     # ---- the record ----
 
-    def record(self) -> records.Proof:
+    def record(self) -> Proof:
         """Sum up the evidence."""
-        plan, profiled = self.plan, self.profiled
-        return records.Proof(
+        plan = self.plan
+        return Proof(
             recipe_name=plan.fp8.recipe_name,
             emulated=plan.fp8.emulated,
             converted_modules={name: [*m.weight.shape] for name, m in self.converted.items()},
-            profiled_step=profiled.profiled_step,
-            gemm_flops=profiled.gemm_flops,
-            fp8_flops=profiled.fp8_flops,
+            profiled_step=self.profiled.profiled_step,
+            gemm_flops=self.profiled.gemm_flops,
+            fp8_flops=self.profiled.fp8_flops,
             fp8_flops_expected=plan.fp8.flops_per_token * plan.tokens,
-            stretches={"1": profiled},  # by first step: one stretch, unless an extension splits it
+            # By first step: one stretch, unless an extension splits it
+            stretches={"1": self.profiled},
             attention=self.attention,
-            compiled_graphs=compiled_graphs(),
+            compiled_graphs=count_compiled_graphs(),
             parameters=self.moved,
             **self.evidence,
         )
@@ -213,23 +243,25 @@ def check_orphans(config, orphans: list[str]) -> None:
 
 
 class Gemm(NamedTuple):
-    """A matmul of a profiled step."""
+    """A matmul of a profiled step: (M, K) by (K, N)."""
 
     operator: str
-    shape: tuple[int, int, int]  # M, K, N: (M, K) by (K, N)
+    shape: tuple[int, int, int]  # M, K, N
     scale_shapes: tuple[tuple[int, ...], ...] = ()  # in FP8: of what follows the operands
 
     @property
-    def row_scaled(self) -> bool:
-        """True if a column of scales (M, 1) is among them."""
-        return any(len(shape) == 2 and shape[1] == 1 < shape[0] for shape in self.scale_shapes)
+    def is_row_scaled(self) -> bool:
+        """True if a column of several scales, (M, 1), follows the operands."""
+        return any(
+            len(shape) == 2 and shape[0] > 1 and shape[1] == 1 for shape in self.scale_shapes
+        )
 
     @property
     def flops(self) -> int:
         return 2 * math.prod(self.shape)
 
     @property
-    def in_fp8(self) -> bool:
+    def is_fp8(self) -> bool:
         return "_scaled_mm" in self.operator
 
 
@@ -239,51 +271,72 @@ def find_matmuls(events: Iterable) -> list[Gemm]:
     What torch.compile calls while it compiles, to trace or to try kernels, is left out: a phase of
     one step is profiled in the step that compiles it.
     """
-    return _find(event for event in events if event.cpu_parent is None)
+    return _find_called_matmuls(event for event in events if event.cpu_parent is None)
 
 
-def _find(events: Iterable) -> list[Gemm]:
-    """List the matmuls among operators and their calls.
+def _find_called_matmuls(events: Iterable) -> list[Gemm]:
+    """List the matmuls among operators and the operators that they call.
 
     Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm: the latter counts.
     Any other matmul that calls matmuls counts itself.
     """
-    found = []
+    matmuls = []
     for event in events:
-        if event.name in _COMPILATIONS:
+        if event.name in COMPILATIONS:
             continue
-        called = _find(event.cpu_children)
-        if event.name in _MATMULS or _TEMPLATE.match(event.name):
-            called = [matmul for matmul in called if matmul.in_fp8] or [_matmul(event)]
-        found += called
-    return found
+        called = _find_called_matmuls(event.cpu_children)
+        if TRITON_MATMUL_PATTERN.match(event.name):
+            matmuls.append(_read_triton_matmul(event))
+        elif event.name in MATMUL_OPERATORS:
+            called_in_fp8 = [matmul for matmul in called if matmul.is_fp8]
+            matmuls += called_in_fp8 or [_read_matmul(event)]
+        else:
+            matmuls += called
+    return matmuls
 
 
-def _matmul(event) -> Gemm:
-    name, shapes, template = event.name, event.input_shapes, _TEMPLATE.match(event.name)
-    if template:  # two operands come first, each perhaps transposed, and the output last
-        name = "triton _scaled_mm" if template[1] == "scaled_" else "triton mm"
-        # Scales of rows have a dimension of 1 and are no matrices.
-        left, right, *_, (m, n) = [each for each in shapes if len(each) == 2 and min(each) > 1]
-        # (m k) (k n) is (m n) times k squared
-        k = math.isqrt(math.prod(left) * math.prod(right) // (m * n))
-    else:
-        left, right = shapes[name == "aten::addmm" :][:2]  # without addmm's bias
-        # A grouped matmul has the rows of all groups in its left operand.
-        m, k, n = math.prod(left[:-1]), left[-1], right[-1]
-    gemm = Gemm(name, (m, k, n))
-    if gemm.in_fp8:
-        gemm = gemm._replace(scale_shapes=tuple(map(tuple, shapes[2:])))
-    return gemm
+def _read_matmul(event) -> Gemm:
+    """Read the shape of an operator's matmul."""
+    shapes = event.input_shapes
+    if event.name == "aten::addmm":  # the bias comes first
+        shapes = shapes[1:]
+    left = shapes[0]
+    right = shapes[1]
+    # A grouped matmul has the rows of all groups in its left operand
+    shape = (math.prod(left[:-1]), left[-1], right[-1])
+    if event.name == FP8_MATMUL:
+        return Gemm(event.name, shape, _read_scale_shapes(event))
+    return Gemm(event.name, shape)
+
+
+def _read_triton_matmul(event) -> Gemm:
+    """Read the shape of a matmul that inductor compiled.
+
+    Its two operands come first, each perhaps transposed, and its output last. Scales of rows have a
+    dimension of 1 and are no matrices.
+    """
+    matrices = [shape for shape in event.input_shapes if len(shape) == 2 and min(shape) > 1]
+    m, n = matrices[-1]
+    # (M K) (K N) is (M N) times K squared
+    k = math.isqrt(math.prod(matrices[0]) * math.prod(matrices[1]) // (m * n))
+    if TRITON_MATMUL_PATTERN.match(event.name)[1] == "scaled_":
+        return Gemm("triton _scaled_mm", (m, k, n), _read_scale_shapes(event))
+    return Gemm("triton mm", (m, k, n))
+
+
+def _read_scale_shapes(event) -> tuple[tuple[int, ...], ...]:
+    """Read the shapes of what follows an FP8 matmul's two operands."""
+    return tuple(tuple(shape) for shape in event.input_shapes[2:])
 
 
 def find_attention(events: Iterable) -> str | None:
     """Name whose kernels computed attention; None without any."""
-    found = [_ATTENTION.match(event.name) for event in events]
-    return ", ".join(sorted({match[1] for match in found if match})) or None
+    matches = [ATTENTION_PATTERN.match(event.name) for event in events]
+    kernels = {match[1] for match in matches if match}
+    return ", ".join(sorted(kernels)) or None
 
 
-def flops_by_operator(matmuls: Iterable[Gemm]) -> dict[str, int]:
+def sum_flops_by_operator(matmuls: Iterable[Gemm]) -> dict[str, int]:
     """Add up the FLOPs of matmuls."""
     flops = Counter()
     for matmul in matmuls:
@@ -291,8 +344,8 @@ def flops_by_operator(matmuls: Iterable[Gemm]) -> dict[str, int]:
     return dict(flops)
 
 
-def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Gemm]) -> list[str]:
-    """Name the shapes with too few or too many FP8 matmuls in a step.
+def count_expected_matmuls(plan: Plan, layers: Iterable[nn.Module]) -> tuple[Counter, Counter]:
+    """Count the FP8 matmuls of a step by shape, (M, K, N): at least and at most so many.
 
     A converted layer of `in` and `out` features multiplies, for each pass over `tokens`:
 
@@ -303,25 +356,24 @@ def differences(plan: Plan, layers: Iterable[nn.Module], matmuls: Iterable[Gemm]
     Recomputation repeats the output's matmul, except where compiled code or a policy sees no need:
     with recomputation it counts once or twice. All else is exact.
     """
-    tokens, passes = plan.tokens // plan.passes, plan.passes
+    tokens = plan.tokens // plan.passes
     recomputes = plan.config.activation_checkpoint.mode != "none"
-    least, most = Counter(), Counter()
+    min_counts = Counter()
+    max_counts = Counter()
     for layer in layers:
-        n, k = layer.weight.shape
-        count = plan.fp8.scaling.matmuls if layer.weight.requires_grad else 2
-        shapes = [(tokens, k, n), (tokens, n, k), (n, tokens, k)][:count]
-        least.update(shapes * passes)
-        most.update((shapes + shapes[:1] * recomputes) * passes)
-    ran = Counter(matmul.shape for matmul in matmuls if matmul.in_fp8)
-    found = []
-    for shape in most.keys() | ran.keys():
-        if not least[shape] <= ran[shape] <= most[shape]:
-            sizes = " x ".join(map(str, shape))
-            found.append(f"{ran[shape]} instead of {least[shape]} of {sizes}")
-    return found
+        n_out, n_in = layer.weight.shape
+        shapes = [(tokens, n_in, n_out), (tokens, n_out, n_in)]
+        if layer.weight.requires_grad and plan.fp8.scaling.matmuls == 3:
+            shapes.append((n_out, tokens, n_in))
+        for shape in shapes:
+            min_counts[shape] += plan.passes
+            max_counts[shape] += plan.passes
+        if recomputes:
+            max_counts[shapes[0]] += plan.passes
+    return min_counts, max_counts
 
 
-def compiled_graphs() -> int:
+def count_compiled_graphs() -> int:
     """Count torch.compile's graphs of this process's code; cached kernels count too."""
     return counters["stats"]["unique_graphs"]
 
@@ -337,8 +389,26 @@ def _find_witnesses(
     Returns their indices and values. Half the step is taken for certain, and gradients below 100
     eps are left out.
     """
-    weight = local_tensor(parameter).flatten()[:LOOKED_AT]
-    gradient = local_tensor(parameter.grad).flatten()[:LOOKED_AT]
-    moves = (weight.float() - 0.5 * lr * gradient.float().sign()).to(weight.dtype) != weight
-    index = (moves & (gradient.abs() > 100 * eps)).nonzero().flatten()[:WITNESSES]
-    return index, weight[index]
+    weight = local_tensor(parameter).flatten()[:SEARCHED_ELEMENTS]
+    gradient = local_tensor(parameter.grad).flatten()[:SEARCHED_ELEMENTS]
+    half_step = 0.5 * lr * gradient.float().sign()
+    moves = (weight.float() - half_step).to(weight.dtype) != weight
+    is_certain = gradient.abs() > 100 * eps
+    indices = (moves & is_certain).nonzero().flatten()[:MAX_WITNESSES]
+    return indices, weight[indices]
+
+
+# ---- what a run begins with ----
+
+
+def digest_tensors(tensors: Iterable[torch.Tensor]) -> str:
+    """Digest the values of tensors, in their order; empty ones do not count.
+
+    `torch.hash_tensor` XORs the values of a tensor as float64, so that the sum is the same in any
+    order, and only eight bytes leave the device.
+    """
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        if tensor.numel():
+            digest.update(torch.hash_tensor(tensor).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

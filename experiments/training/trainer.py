@@ -4,9 +4,7 @@ torchtitan builds the parts, see `Trainer.__init__`. `Trainer.train` is a run an
 `Trainer.train_step` a step of it: read both from top to bottom.
 """
 
-import logging
 import math
-import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -28,11 +26,11 @@ from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import BatchLoader
 from experiments.jobs.command import Interrupted, StopRequest
-from experiments.records.run import NOT_STEADY_STEPS
+from experiments.records.run import NOT_STEADY_STEPS, Proof
 from experiments.training.checkpoint import Checkpoints
-from experiments.training.metrics import TIMELINE, Meter, end_traced_step, tracer
+from experiments.training.metrics import TIMELINE, Meter, end_traced_step, make_tracer
 from experiments.training.plan import Plan
-from experiments.training.proof import Proof
+from experiments.training.proof import ProofCollector, digest_tensors
 from models import float8
 from models.architectures import find_architecture, parallelize_model
 from models.device import local_tensor
@@ -40,66 +38,46 @@ from models.device import local_tensor
 if TYPE_CHECKING:
     from experiments.training.attempt import RunDirectory
 
-# Steps of a stretch, whose steps do the same work, counted from 1. The first compiles, and the
-# second may compile again.
-PROFILED = 3
-NOT_STEADY = 3  # with the profiled one
+# A stretch is steps with the same work. Its first step compiles, and the second may compile again
+PROFILED_STEP = 3  # of a stretch, counted from 1
+NOT_STEADY_STRETCH_STEPS = 3  # the first of a stretch, with the profiled one
+MAX_REPORTED_PARAMETERS = 3
 
-_RANDOM = {"cpu": torch}  # what draws random numbers
+RANDOM_SOURCES = {"cpu": torch}
 if device.TYPE == "cuda":
-    _RANDOM["cuda"] = torch.cuda
-
-
-# Lines, or parts of lines, of torchtitan and torch that do not hold for any run here
-UNTRUE = (
-    r'"_enforced": .*\n\s*',
-    r'"eos_id": .*\n\s*',  # the token file's end of text is another
-    r" \(warmup \d+\)$",  # the line before it may have shortened that
-    r"^Peak FLOPS used for computing MFU: nan$",
-    r"  \S*mfu: nan%",
-    r"^CPU memory usage for model.*",  # it is the memory of the process, libraries included
-    r"(?s:^.*Profiler clears events at the end of each cycle.*)",  # the proof's has one
-    r"(?s:^.*Torchinductor does not support code generation for complex operators.*)",  # RoPE's
-)
-NO_CAST = r"^Mixed precision training is handled by .*"
-
-
-class TrueLines(logging.Filter):
-    """Takes out of a run's log what is not true of the run."""
-
-    def __init__(self, config):
-        super().__init__()
-        is_cast = config.training.dtype != config.training.mixed_precision_param
-        self.untrue = re.compile("|".join(UNTRUE if is_cast else [*UNTRUE, NO_CAST]))
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        line = record.getMessage()
-        record.msg, record.args = self.untrue.sub("", line), None
-        return bool(record.msg) or not line
+    RANDOM_SOURCES["cuda"] = torch.cuda
 
 
 class Diverged(RuntimeError):
     """A loss or a gradient norm is not finite."""
 
 
-def no_reduce(values: torch.Tensor, operation: str = "sum") -> torch.Tensor:
+def reduce_single_process(values: torch.Tensor, operation: str = "sum") -> torch.Tensor:
     """Return the values of a run's only process: their `sum` and `max` over processes."""
     return values
 
 
-def clip(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
     """Scale the gradients down to a norm of `max_norm`, as torch does.
 
-    An infinite `max_norm` skips the scaling. Returns the norm before, all ranks' shards included: a
-    scalar. A norm that is not finite changes no gradient: scaling by it would make NaN of finite
-    gradients too, and hide where the others come from.
+    An infinite `max_norm` skips the scaling. A norm that is not finite changes no gradient: scaling
+    by it would make NaN of finite gradients too, and hide where the NaN came from.
+
+    Returns:
+        The norm before, all ranks' shards included: a scalar.
     """
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = get_total_norm(gradients, foreach=True)
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     if math.isfinite(max_norm):
         clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)
     return norm
+
+
+def casts_weights(config) -> bool:
+    """Tell if weights are cast to another dtype for a forward pass."""
+    return config.training.dtype != config.training.mixed_precision_param
 
 
 class Trainer(titan.Trainer):
@@ -109,41 +87,41 @@ class Trainer(titan.Trainer):
 
     def __init__(self, plan: Plan, stop: StopRequest, directory: "RunDirectory | None" = None):
         TIMELINE.mark("setup")
-        self.plan, self.stop, self.directory = plan, stop, directory
-        config = plan.config
+        self.plan = plan
+        self.stop = stop
+        self.directory = directory
 
         # In here, in this order: process group, loader, model on the meta device, FP8 conversion,
         # recomputation, compilation and sharding, weights, optimizer, schedule, checkpoints.
         # torchtitan has a registry for all runs instead of the first patch, and no hook for the
-        # other one.
+        # second one.
         with (
-            patch.object(titan.train_spec_module, "get_train_spec", self._train_spec),
+            patch.object(titan.train_spec_module, "get_train_spec", self._make_train_spec),
             patch.object(titan, "CheckpointManager", Checkpoints),
         ):
-            super().__init__(config)
-        if config.training.dtype == config.training.mixed_precision_param:
-            # Nothing to cast: autocast would only slow down every operator
-            self.maybe_enable_amp = nullcontext()
+            super().__init__(plan.config)
+        if not casts_weights(plan.config):
+            self.maybe_enable_amp = nullcontext()  # autocast would only slow down every operator
 
-        self.proof = Proof(plan, self.model_parts[0], self.optimizers.optimizers[0])
-        self.all_reduce = plan.recipe.find_hook("all_reduce", no_reduce)
+        self.proof = ProofCollector(plan, self.model_parts[0], self.optimizers.optimizers[0])
+        self.all_reduce = plan.recipe.find_hook("all_reduce", reduce_single_process)
         self._stop_code = 0
-        self._short_steps = 0  # steady ones, in which memory was short
-        self.unsaved = ""  # why there is no checkpoint of the last step
+        self._n_short_steps = 0  # steady steps in which the GPU's memory was short
+        self._unsaved_reason = ""  # why there is no checkpoint of the last step
         TIMELINE.mark("optimizer")
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
-    def _train_spec(self, _) -> TrainSpec:
+    def _make_train_spec(self, _) -> TrainSpec:
         """Say how torchtitan builds the parts of a run."""
-        kind = find_architecture(self.plan.config)
+        architecture = find_architecture(self.plan.config)
         return TrainSpec(
-            model_cls=kind.model,
-            model_args=kind.flavors,  # torchtitan changes the flavor: one run a process
+            model_cls=architecture.model,
+            model_args=architecture.flavors,  # torchtitan changes the flavor: one run a process
             pipelining_fn=None,
             build_tokenizer_fn=None,
             build_dataloader_fn=self._build_loader,
-            parallelize_fn=self._convert,
+            parallelize_fn=self._convert_model,
             build_loss_fn=build_cross_entropy_loss,
             build_optimizers_fn=self._build_optimizers,
             build_lr_schedulers_fn=build_lr_schedulers,
@@ -153,30 +131,34 @@ class Trainer(titan.Trainer):
         """Build the loader of this process's rows."""
         return BatchLoader(self.plan.token_file, self.plan.config, dp_rank, dp_world_size)
 
-    def _convert(self, model: torch.nn.Module, *others) -> torch.nn.Module:
+    def _convert_model(self, model: torch.nn.Module, *arguments) -> torch.nn.Module:
         """Swap linear layers for FP8 layers; recompute, compile and shard the model.
 
         The model has no weights yet.
         """
         TIMELINE.mark("model_build")
-        self.plan.recipe.find_hook("convert", float8.convert_linears)(model, self.plan)
+        convert = self.plan.recipe.find_hook("convert", float8.convert_linears)
+        convert(model, self.plan)
         TIMELINE.mark("conversion")
-        return parallelize_model(model, *others, shard=self.plan.recipe.find_hook("parallelize"))
+        shard = self.plan.recipe.find_hook("parallelize")
+        return parallelize_model(model, *arguments, shard=shard)
 
-    def _build_optimizers(self, *parts):
+    def _build_optimizers(self, *arguments):
         """Build the optimizer; the model has its weights."""
         TIMELINE.mark("model_build")
         build = self.plan.recipe.find_hook("build_optimizers")
-        return build(self.plan.config, *parts) if build else build_optimizers(*parts)
+        if build:
+            return build(self.plan.config, *arguments)
+        return build_optimizers(*arguments)
 
-    # ---- a run ----
+    # ---- a run, and a step of it ----
 
     def train(self, checkpoint_step: int = 0) -> None:
         """Train from the checkpoint of a step (0: none) to the last step.
 
         Raises `Interrupted`, `Diverged`, `ProofError`, and what torchtitan raises.
         """
-        config, last = self.job_config, self.job_config.training.steps
+        config = self.job_config
         # Only rank 0 looks for a checkpoint
         checkpoint_step = int(self.all_reduce(torch.tensor(checkpoint_step), "max"))
         self.checkpointer.load(checkpoint_step)
@@ -185,9 +167,10 @@ class Trainer(titan.Trainer):
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
-        with snapshots as memory, tracer(config, self.step, skip=PROFILED - 1) as trace:
+        tracer = make_tracer(config, self.step, skipped_steps=PROFILED_STEP - 1)
+        with snapshots as memory, tracer as trace:
             batches = self.batch_generator(self.dataloader)
-            while self.step < last:
+            while self.step < config.training.steps:
                 self.step += 1
                 self.gc_handler.run(self.step)
                 self.train_step(batches)
@@ -199,11 +182,90 @@ class Trainer(titan.Trainer):
                 if self._stop_code:
                     self._interrupt()
 
+    def train_step(self, batches: Iterator) -> None:
+        """Do one step; end the log interval if it is the interval's last one."""
+        config = self.job_config
+        is_first = self.step == self.first_step
+        is_last = self.step == config.training.steps
+        for prepare in self.plan.recipe.find_hooks("before_step"):
+            prepare(self, self.step)
+        is_profiled = self.step == self.profiled_step
+
+        with self.proof.profile(self.step) if is_profiled else nullcontext():
+            self.optimizers.zero_grad()
+            lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
+            micro_batches = [next(batches) for _ in range(self.plan.passes)]
+            if self.step == 1 and self.directory and self.plan.world_size == 1:
+                tokens = [inputs["input"] for inputs, _ in micro_batches]
+                self.directory.record.first_batch = digest_tensors(tokens)
+            # Tokens that are not padding, counted on the host: nothing waits for the device
+            local_valid_tokens = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
+            valid_tokens = float(self.all_reduce(local_valid_tokens))
+            losses = []
+            for inputs, labels in micro_batches:
+                loss = self.forward_backward_step(
+                    input_dict={"input": device.to_device(inputs["input"], self.device)},
+                    labels=device.to_device(labels, self.device),
+                    global_valid_tokens=valid_tokens,
+                )
+                losses.append(loss.detach())
+
+            parameters = list(self.model_parts[0].parameters())
+            norm = clip_gradients(parameters, config.training.max_norm)
+            read_norm = device.copy_scalar_async(norm)
+            self.checkpointer.maybe_wait_for_staging()
+            with self.proof.watch_movement() if is_first else nullcontext():
+                self.optimizers.step()
+            self.lr_schedulers.step()
+            grad_norm = read_norm()  # the device has the optimizer's step to do meanwhile
+            # One process that is asked to stop stops all of them
+            stop_code = int(self.all_reduce(torch.tensor(self.stop.exit_code), "max"))
+
+        if is_first:
+            device.wait_for_device()  # the time to the first step is that of its kernels too
+            # From now on a request to stop waits for the end of a step
+            self.stop.waits_for_step_end = True
+        loss = torch.stack(losses).sum()
+        is_steady = self.step >= self._first_steady_step
+        self.meter.end_step(self.step, loss, valid_tokens, is_steady)
+        self._record_step()
+
+        if stop_code and not is_last:
+            self._stop_code = stop_code
+            self.checkpointer.request_save(self.step)
+        is_save_due = self.checkpointer.is_save_due(self.step)
+        if is_save_due:
+            self._disturb_next_step()
+        # An interval ends also where a checkpoint is saved: a resume loses no step
+        ends_interval = is_last or is_save_due or self._stop_code or not math.isfinite(grad_norm)
+        if ends_interval or self.metrics_processor.should_log(self.step):
+            local_loss = loss * valid_tokens / float(local_valid_tokens)
+            self._end_interval(local_loss, grad_norm, lr)
+
+    # ---- the parts of a run ----
+
     def begin(self) -> None:
         """Begin the steps of this process, after a checkpoint's if there is one."""
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
         self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.directory)
+        if self.first_step == 1 and self.directory and self.plan.world_size == 1:
+            weights = [local_tensor(weight) for weight in self.proof.parameters.values()]
+            self.directory.record.first_weights = digest_tensors(weights)
+
+    def begin_stretch(self, first_step: int, last_step: int) -> None:
+        """Begin a stretch of steps with the same work.
+
+        One of its steps is profiled, and the first are not steady.
+        """
+        self.profiled_step = min(first_step + PROFILED_STEP - 1, last_step)
+        self._first_steady_step = max(
+            self.first_step + NOT_STEADY_STEPS, first_step + NOT_STEADY_STRETCH_STEPS
+        )
+
+    def _disturb_next_step(self) -> None:
+        """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
+        self._first_steady_step = max(self._first_steady_step, self.step + 2)
 
     def _save(self) -> None:
         """Save a checkpoint where one is due. Raises `CheckpointException`, except after the last
@@ -213,148 +275,93 @@ class Trainer(titan.Trainer):
             return
         # A checkpoint that only an overlay asked for would be deleted at once
         if not self.plan.recipe.provenance.overlay_checkpoints:
-            self.unsaved = self.checkpointer.save_last(self.step)
-            if self.unsaved:
-                logger.warning(self.unsaved)
+            self._unsaved_reason = self.checkpointer.save_last(self.step)
+            if self._unsaved_reason:
+                logger.warning(self._unsaved_reason)
 
     def _interrupt(self) -> None:
         """End a run on request, once its checkpoint is written. Raises `Interrupted`."""
         sentence = f"stopped after step {self.step} by {self.stop.signal_name or 'another process'}"
         if self.checkpointer.enable:
-            self.checkpointer._async_wait()
+            self.checkpointer.wait_for_save()
             sentence += ", a checkpoint was saved"
         raise Interrupted(self._stop_code, sentence)
 
-    def train_step(self, batches: Iterator) -> None:
-        """Do one step; end the log interval if it is the interval's last one."""
-        config, first = self.job_config, self.step == self.first_step
-        for prepare in self.plan.recipe.find_hooks("before_step"):
-            prepare(self, self.step)
-        profiled = self.step == self.profiled_step
-
-        with self.proof.profile(self.step) if profiled else nullcontext():
-            self.optimizers.zero_grad()
-            lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
-            micro_batches = [next(batches) for _ in range(self.plan.passes)]
-            # Tokens that are not padding, counted on the host: nothing waits for the device
-            local_valid = sum((labels != IGNORE_INDEX).sum() for _, labels in micro_batches)
-            valid = float(self.all_reduce(local_valid))
-            losses = []
-            for inputs, labels in micro_batches:
-                loss = self.forward_backward_step(
-                    input_dict={"input": device.to_device(inputs["input"], self.device)},
-                    labels=device.to_device(labels, self.device),
-                    global_valid_tokens=valid,
-                )
-                losses.append(loss.detach())
-
-            parameters = list(self.model_parts[0].parameters())
-            norm = clip(parameters, config.training.max_norm)
-            read_norm = device.copy_scalar_async(norm)
-            self.checkpointer.maybe_wait_for_staging()
-            with self.proof.movement() if first else nullcontext():
-                self.optimizers.step()
-            self.lr_schedulers.step()
-            norm = read_norm()  # the device has the optimizer's step to do while the host waits
-            # One process that is asked to stop stops all of them
-            stop_code = int(self.all_reduce(torch.tensor(self.stop.exit_code), "max"))
-
-        if first:
-            device.wait_for_device()  # the time to the first step is that of its kernels too
-            # From now on a request to stop waits for the end of a step
-            self.stop.waits_for_step_end = True
-        loss, last = torch.stack(losses).sum(), self.step == config.training.steps
-        self.meter.end_step(self.step, loss, valid, self.step >= self._steady_from)
-        self._record_step()
-
-        self._stop_code = 0 if last else stop_code
-        if self._stop_code:
-            self.checkpointer.interval = self.step  # so that one is saved now
-        saves = self.checkpointer._should_save(self.step)
-        if saves:
-            self._disturb_next_step()
-        # An interval ends also where a checkpoint is saved: a resume loses no step
-        ends = last or saves or self._stop_code or not math.isfinite(norm)
-        if ends or self.metrics_processor.should_log(self.step):
-            self._end_window(loss * valid / float(local_valid), norm, lr)
-
-    # ---- the parts of a step ----
-
-    def begin_stretch(self, first: int, last: int) -> None:
-        """Begin a stretch of steps with the same work.
-
-        One of its steps is profiled, and the first are not steady.
-        """
-        self.profiled_step = min(first + PROFILED - 1, last)
-        self._steady_from = max(self.first_step + NOT_STEADY_STEPS, first + NOT_STEADY)
+    # ---- the records of a step ----
 
     def _record_step(self) -> None:
         """Record where the time to the end of the first step went, and the proof of a profiled
         step."""
-        if self.directory and self.step == self.first_step:
+        if not self.directory:
+            return
+        if self.step == self.first_step:
             self.directory.attempt.timing = TIMELINE.end_first_step()
             self.directory.write()
-        if self.directory and self.step == self.profiled_step:
-            evidence = self.plan.recipe.find_hook(
-                "evidence", lambda trainer: trainer.proof.record()
-            )
-            self.directory.record.proof = evidence(self)
+        if self.step == self.profiled_step:
+            sum_up_evidence = self.plan.recipe.find_hook("evidence", _record_proof)
+            self.directory.record.proof = sum_up_evidence(self)
             self.directory.write()
 
-    def _disturb_next_step(self) -> None:
-        """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
-        self._steady_from = max(self._steady_from, self.step + 2)
-
-    def _end_window(self, local_loss: torch.Tensor, norm: float, lr: float) -> None:
+    def _end_interval(self, local_loss: torch.Tensor, grad_norm: float, lr: float) -> None:
         """Record a log interval, and log torchtitan's curves. Raises `Diverged`."""
         fp8 = self.proof.fp8
-        in_fp8 = 0 if fp8.emulated else fp8.flops_per_token
-        interval = self.meter.close(self.step, norm, lr, in_fp8)
-        self._short_steps += len({*interval.allocator_retries} - {*interval.not_steady})
+        fp8_flops_per_token = 0 if fp8.emulated else fp8.flops_per_token
+        interval = self.meter.record_interval(self.step, grad_norm, lr, fp8_flops_per_token)
+        self._n_short_steps += len(set(interval.allocator_retries) - set(interval.not_steady))
         if None in interval.losses:
             raise Diverged(f"the loss was not finite by step {self.step}")
         if interval.grad_norm is None:
-            broken = self._broken()  # none where their squares are more than the dtype holds
+            names = self._list_infinite_gradients()
             raise Diverged(
                 f"the gradient norm was not finite in step {self.step}, nor the gradients of "
-                f"{len(broken)} parameters: {', '.join(broken[:3])}"
+                f"{len(names)} parameters: {', '.join(names[:MAX_REPORTED_PARAMETERS])}"
             )
-        largest = float(self.all_reduce(local_loss, "max"))
+        largest_loss = float(self.all_reduce(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
-        self.metrics_processor.log(self.step, interval.losses[-1], largest, norm, curves)
+        self.metrics_processor.log(self.step, interval.losses[-1], largest_loss, grad_norm, curves)
 
-    def _broken(self) -> list[str]:
-        """Name the parameters whose gradient is not finite."""
+    def _list_infinite_gradients(self) -> list[str]:
+        """Name the parameters whose gradient is not finite.
+
+        Empty if only the sum of their squares is more than the dtype holds.
+        """
         names = []
         for name, parameter in self.proof.trainable.items():
-            broken = torch.tensor(int(not local_tensor(parameter.grad).isfinite().all()))
-            if self.all_reduce(broken, "max"):
+            is_finite = local_tensor(parameter.grad).isfinite().all()
+            if self.all_reduce(torch.tensor(int(not is_finite)), "max"):
                 names.append(name)
         return names
 
     def notes(self) -> list[str]:
         """Say what a reader of this run's figures should know."""
-        notes = [f"attention: {self.proof.attention}"] if self.proof.attention else []
-        if self._short_steps:
+        notes = []
+        if self.proof.attention:
+            notes.append(f"attention: {self.proof.attention}")
+        if self._n_short_steps:
             notes.append(
-                f"the GPU's memory was short in {self._short_steps} steady steps, which made them "
-                "slower: take a smaller size"
+                f"the GPU's memory was short in {self._n_short_steps} steady steps, which made "
+                "them slower: take a smaller size"
             )
-        if self.unsaved:
-            notes.append(self.unsaved)
-        for own in self.plan.recipe.find_hooks("notes"):
-            notes += own(self)
+        if self._unsaved_reason:
+            notes.append(self._unsaved_reason)
+        for write_notes in self.plan.recipe.find_hooks("notes"):
+            notes += write_notes(self)
         return notes
 
     # ---- checkpoints ----
 
     def state_dict(self) -> dict:
         """Return torchtitan's trainer state, each rank's RNG state, and the identity of the run."""
-        random = {name: source.get_rng_state() for name, source in _RANDOM.items()}
-        ours = {f"random_{dist.get_rank()}": random, "identity": self.plan.identity}
-        return super().state_dict() | ours
+        rng_states = {name: source.get_rng_state() for name, source in RANDOM_SOURCES.items()}
+        run_states = {f"random_{dist.get_rank()}": rng_states, "identity": self.plan.identity}
+        return super().state_dict() | run_states
 
     def load_state_dict(self, state_dict: dict) -> None:
         super().load_state_dict(state_dict)
-        for name, source in _RANDOM.items():
-            source.set_rng_state(state_dict[f"random_{dist.get_rank()}"][name])
+        rng_states = state_dict[f"random_{dist.get_rank()}"]
+        for name, source in RANDOM_SOURCES.items():
+            source.set_rng_state(rng_states[name])
+
+
+def _record_proof(trainer: Trainer) -> Proof:
+    return trainer.proof.record()

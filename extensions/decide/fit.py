@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 from matplotlib.axes import Axes
 
-from analysis.plots.style import GREY, plot, to_png, write_headline
+from analysis.plots.style import GREY, PanelDrawing, to_png, write_headline
 from extensions.decide import read
 from extensions.decide.model import HEAD
 from extensions.decide.training import parts, share_of
@@ -299,7 +299,7 @@ def format_pairs() -> dict[str, list[dict]]:
     }
 
 
-@plot
+@PanelDrawing
 def drawn(axes: Axes, unseen: pd.DataFrame) -> None:
     """Draw each pair beside its prediction from all other sources."""
     write_headline(

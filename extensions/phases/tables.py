@@ -31,9 +31,10 @@ def phase_costs(comparison: Comparison) -> pd.DataFrame:
 def measure_run(run: Run) -> dict[str, float]:
     """Measure a row of `phase_costs` on one run, times in seconds."""
     wall_s = run.steps["wall_s"].max()
-    compile_s = sum(stretch.compile_s for stretch in run.proof.stretches.values())
+    proof = run.record.proof
+    compile_s = sum(stretch.compile_s for stretch in proof.stretches.values())
     fp8_share = run.steps["in_fp8"].mean()
-    if run.proof.recipe_name is None:
+    if proof.recipe_name is None:
         fp8_share = 0.0
     return {
         "steps in FP8": fp8_share,

@@ -63,7 +63,9 @@ def read_log(path: Path) -> Run:
     except (ValueError, KeyError) as error:
         raise StudyError(f"{path}: is not a log of the published project") from error
     name = path.stem.partition("_2025")[0]  # a time follows
+    timing = Timing(time_to_first_step_s=steps["wall_s"][1], startup={}, compile_cache="none")
     attempt = Attempt.model_construct(
+        timing=timing,
         host="host unknown",
         start=lines["timestamp"].iloc[0],
         hardware=Hardware.model_construct(type="cuda", name="NVIDIA GH200"),
@@ -80,15 +82,13 @@ def read_log(path: Path) -> Run:
         dataset="of the published project",
         attempts=[attempt],
     )
-    timing = Timing(time_to_first_step_s=steps["wall_s"][1], startup={}, compile_cache="none")
     return Run(
-        RECIPES.get(name, name),
+        recipe=RECIPES.get(name, name),
         seed="",
         path=path,
         ending="completed",
         steps=steps,
         record=record,
-        timings=[timing],
         place="host unknown",
     )
 

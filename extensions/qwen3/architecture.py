@@ -19,7 +19,7 @@ from torch import nn
 from torchtitan.models.llama4.infra.parallelize import apply_compile
 from torchtitan.models.qwen3 import Qwen3Model, Qwen3ModelArgs, qwen3_args
 
-from models.architectures import Architecture, InnerAttention, RecipeArgs
+from models.architectures import Architecture, InnerAttention, RecipeArgs, RecipeModel
 from models.errors import InputError
 from models.flops import format_parameters
 
@@ -116,7 +116,7 @@ class Router(nn.Linear):
     """
 
 
-class Qwen3(Qwen3Model):
+class Qwen3(Qwen3Model, RecipeModel):
     """torchtitan's model with the attention kernel that the recipe names."""
 
     # A graph cannot hold how many tokens each expert gets: only the code around experts is

@@ -150,7 +150,7 @@ def prove_block_scales(proof: Proof, profiler) -> None:
         sizes = " x ".join(map(str, matmul.shape))
         if is_block_scaled(matmul):
             counts[sizes] += 1
-        elif matmul.in_fp8:
+        elif matmul.is_fp8:
             raise ProofError(
                 f"an FP8 matmul of {sizes} (M x K x N) was not given a scale for each "
                 f"{BLOCK_VALUES} values, and the recipe is in MXFP8"

@@ -17,7 +17,7 @@ from torch.autograd import DeviceType
 from torch.utils._pytree import tree_leaves
 
 from experiments.training.plan import Plan
-from experiments.training.proof import Proof, ProofError
+from experiments.training.proof import ProofCollector, ProofError
 
 GATHER, REDUCE, EXCHANGE, AGREE = "all-gather", "reduce-scatter", "all-to-all", "all-reduce"
 _OPERATORS = {
@@ -50,7 +50,7 @@ def _host_group(world: dist.ProcessGroup) -> dist.ProcessGroup:
 # ---- a profiled step ----
 
 
-def check_profile(proof: Proof, profiler) -> None:
+def check_profile(proof: ProofCollector, profiler) -> None:
     """Record what a profiled step sent, which must be no more than the recipe promises.
 
     Args:

@@ -19,7 +19,6 @@ from shlex import quote
 
 from experiments import study as study_command  # before torch: it looks at the compile caches
 from experiments.config import recipes
-from experiments.config.yaml_with_origins import dump_yaml
 from experiments.jobs.command import (
     EXIT_COMPLETED,
     EXIT_RESUME,
@@ -53,12 +52,12 @@ def main(argv: list[str] | None = None) -> int:
     out = out or make_dated_folder(f"sweep_{args.name}")
     print(f"To resume, or to add seeds: {PYTHON} -m extensions.sweep {quote(str(out))}")
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / FILE, dump_yaml(sweep.model_dump()))
+    write_whole(out / FILE, sweep.to_yaml())
     exit_codes = [EXIT_COMPLETED]
     for name, study in studies.items():
         folder = out / name
         folder.mkdir(exist_ok=True)
-        write_whole(folder / STUDY_FILE, dump_yaml(study.model_dump()))
+        write_whole(folder / STUDY_FILE, study.to_yaml())
         exit_code = run_command(partial(study_command.main, [str(folder)]))
         if exit_code in (EXIT_RESUME, EXIT_STOPPED):
             return exit_code

@@ -22,6 +22,7 @@ GOLDEN_RATIO = 0.618  # multiples of it, taken modulo 1, fill an interval evenly
 class Sweep(StudyPlan):
     """sweep.yaml: a study, and `axes`: the values of some keys of its recipes."""
 
+    size: None = None  # each cell would choose another one
     axes: dict[str, list[int | str]]
 
     @field_validator("axes", mode="before")

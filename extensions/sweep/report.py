@@ -18,11 +18,11 @@ from analysis import report
 from analysis.answer import list_left_out
 from analysis.comparison import Comparison, compare
 from analysis.plots.bars import set_rows
-from analysis.plots.style import GREY, plot, short_name, write_headline
+from analysis.plots.style import GREY, PanelDrawing, short_name, write_headline
 from analysis.report import render
 from analysis.speed import Ratio, compare_speeds
 from analysis.study import StudyError, read_study
-from analysis.tables import format_loss, format_speed
+from analysis.tables import format_loss_difference, format_speed
 from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from extensions.sweep.cells import PROCESSES, load_sweep
 
@@ -75,7 +75,7 @@ def describe_best(comparison: Comparison) -> dict:
         "FP8 recipe": best.recipe,
         "tokens/s": format_speed(comparison.study.completed_by_recipe.get(best.recipe, [])),
         "over bf16": str(best.speed.ratio),
-        "loss": format_loss(best),
+        "loss": format_loss_difference(best),
         **best.speed.ratio._asdict(),
     }
 
@@ -111,7 +111,7 @@ def notes(cells: pd.DataFrame) -> list[str]:
     return [HOW_TO_READ, *(f"{name}: {reason}" for name, reason in reasons.items())]
 
 
-@plot
+@PanelDrawing
 def speed_ups(axes: Axes, cells: pd.DataFrame) -> None:
     """Draw how many times as fast as bf16 FP8 is in each cell, with its interval and, on the right,
     its answer and scaling efficiency."""

@@ -100,3 +100,31 @@ def test_what_the_margin_is_worth_follows_from_the_scaling_law():
     left = 1 - losses.MARGIN_SHARE * (e + above) / above
     more = left ** (-(alpha + beta) / (alpha * beta)) - 1
     assert pytest.approx(more, abs=0.001) == losses.EQUIVALENT_COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("changes", "doubt"),
+    [
+        ({}, None),
+        ({"first_weights": "other"}, "weights"),
+        ({"first_batch": "other"}, "batch"),
+        ({"hardware": {"cpu_instruction_sets": ["avx2"]}, "first_weights": "other"}, None),
+    ],
+)
+def test_digests_tell_if_runs_begin_alike(tmp_path, changes, doubt):
+    """From another instruction set they tell nothing: one seed then draws other weights."""
+    usual = {"hardware": {"cpu_instruction_sets": ["avx512"]}, "first_batch": "batch"}
+    runs, reference_runs = [], []
+    for seed in range(3):
+        beginning = usual | {"first_weights": f"of seed {seed}"}
+        reference_runs.append(beginning)
+        runs.append(beginning | changes)
+    result = compared(tmp_path, runs, reference_runs, steps=100)
+    begins = [reason for reason in result.reasons if "did not begin with the same" in reason]
+    assert bool(begins) == bool(doubt) and all(doubt in reason for reason in begins)
+
+
+def test_two_seeds_that_begin_alike_may_be_one_run(tmp_path):
+    beginning = {"first_weights": "weights", "first_batch": "batch"}
+    result = compared(tmp_path, [beginning] * 3, [beginning] * 3, steps=100)
+    assert any("may be one run" in reason for reason in result.reasons)

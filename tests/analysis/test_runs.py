@@ -35,7 +35,7 @@ def test_a_resumed_run_counts_its_attempts_once(tmp_path):
     resumed = {"earlier": attempts, "seconds": {"to": 0.5}, "warm_up": 4.5}
     words = {"seeds": [0], "steps": 40, "start_spread": 0.0, "changes": [resumed]}
     [run] = read_study(study(tmp_path, "C", **words)).runs
-    assert run.completed and run.lost_attempts == []
+    assert run.completed and run.lost_endings == []
     assert run.steps.index.tolist() == list(range(1, 41))
     assert run.steps["attempt"].tolist() == [1] * 20 + [2] * 10 + [3] * 10
     assert run.steps["wall_s"].iloc[-1] == pytest.approx(3 * 4 + 45 * 0.5)
@@ -53,7 +53,7 @@ def test_a_resumed_run_counts_its_attempts_once(tmp_path):
 def test_a_failure_counts_whose_steps_were_made_again(tmp_path, attempt, earlier):
     change = {"earlier": [attempt], "error": "illegal memory access"}
     [run] = read_study(study(tmp_path, "C", [0], steps=40, changes=[change])).runs
-    assert run.completed and run.lost_attempts == earlier
+    assert run.completed and run.lost_endings == earlier
 
 
 def test_a_resumed_run_keeps_the_values_of_its_attempts(tmp_path):
@@ -231,7 +231,7 @@ def test_a_link_does_not_lead_out_of_what_somebody_else_sent(usual, tmp_path, mo
     lstat = Path.lstat
     sender = os.stat_result([0, 0, 0, 0, os.geteuid() + 1, *[0] * 5])
     monkeypatch.setattr(Path, "lstat", lambda path: sender if path == link else lstat(path))
-    assert {run.recipe for run in read_study(usual).runs if run.record} == {FP8}
+    assert {run.recipe for run in read_study(usual).runs if run.length} == {FP8}
 
 
 def test_a_study_within_a_study_changes_no_plan(usual, tmp_path):

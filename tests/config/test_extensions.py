@@ -7,11 +7,12 @@ import sys
 import pytest
 
 import extensions
-from experiments.config import keys, yaml_with_origins
+from experiments.config import keys, recipes, yaml_with_origins
 from tests import processes
 from tests.processes import ROOT
 from tests.runs import SMALLEST, TINY, attempt_of
 
+GUIDE = ROOT / "docs/extensions.md"
 KEYS = [*TINY, SMALLEST, "training.steps=2", "compile.enable=false"]
 
 
@@ -30,7 +31,7 @@ def test_without_any_one_extension_the_rest_is_listed_resolved_trained_and_colle
 
 
 def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch, run_here, corpus_keys):
-    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    guide = GUIDE.read_text()
     for file, text in re.findall(r"`extensions/([^`\n]*)`\n\n```\w+\n(.*?)```", guide, re.DOTALL):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
@@ -41,3 +42,20 @@ def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch, run_he
     assert run_here("baseline_ema", "--overlay", "cpu", "--out", run, *KEYS, *corpus_keys) == 0
     notes = str(attempt_of(run)["notes"])
     assert re.search(r"the average is at most \S*[1-9]\S* from the weights", notes)
+
+
+def test_the_guide_lists_the_functions_that_are_called():
+    """A function that nothing calls would be dead in an extension that follows the guide."""
+    pytest.importorskip("extensions.sharded")  # it calls one of them
+    added, replacing = re.findall(
+        r"\| function \| what it does \|\n\|---\|---\|\n((?:\|.*\n)+)", GUIDE.read_text()
+    )
+    functions = {*re.findall(r"^\| `(\w+)\(", replacing, re.MULTILINE)}
+    assert functions == {*recipes.SINGLE_HOOKS}
+    functions |= {*re.findall(r"^\| `(\w+)\(", added, re.MULTILINE)}
+    sources = [*ROOT.glob("experiments/**/*.py"), *ROOT.glob("extensions/*/*.py")]
+    called = set()
+    for path in sources:
+        calls = r'(?:find_hooks?\(|hasattr\(extension,)\s*"(\w+)"'
+        called |= {*re.findall(calls, path.read_text())}
+    assert functions == called

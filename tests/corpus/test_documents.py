@@ -1,6 +1,10 @@
 """Corpora of a user's files: paths as they stand, one column of any shard, and what is refused."""
 
+import gzip
+import json
 import os
+import re
+import subprocess
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -12,7 +16,7 @@ import pytest
 from experiments import data
 from experiments.corpus import documents
 from experiments.corpus.tokens import prepare_token_file
-from models.errors import InputError
+from models.errors import PYTHON, InputError
 from tests.make_corpus import EOS, write_parquet
 
 ODD_NAMES = [
@@ -213,3 +217,35 @@ def test_advice_for_a_dataset_of_the_hub_is_by_the_kind_of_error(error, fix, mon
     with pytest.raises(InputError, match=fix) as refusal:
         next(documents.read_hub("a/b", None, "train", "text"))
     assert ("network" in str(refusal.value)) == (fix == "network")
+
+
+def write_text_folder(folder, kind):
+    """Write the texts `w1 w2` and `w3` as people keep them."""
+    import datasets
+
+    folder.mkdir()
+    rows = datasets.Dataset.from_dict({"text": ["w1 w2", "w3"]})
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in ("w1 w2", "w3"))
+    if kind == "txt":
+        (folder / "a.txt").write_text("w1 w2")
+        (folder / "b.txt").write_text("w3")
+    elif kind == "jsonl":
+        (folder / "a.jsonl").write_text(lines)
+    elif kind == "json.gz":
+        (folder / "a.json.gz").write_bytes(gzip.compress(lines.encode()))
+    elif kind == "dataset":
+        rows.save_to_disk(folder)
+    else:
+        datasets.DatasetDict(train=rows).save_to_disk(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "json.gz", "dataset", "dataset_dict"])
+def test_other_formats_are_answered_with_the_command_that_makes_parquet(config, tmp_path, kind):
+    write_text_folder(tmp_path / "my texts", kind)
+    sentence = refused(config, str(tmp_path / "my texts"))
+    command = re.search(r"`(.*)`", sentence)[1].replace(PYTHON, sys.executable)
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home")}
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=environment)
+    texts = documents.read_parquet_files([tmp_path / "text.parquet"], "text", check_all=True)
+    assert [text.strip() for text in texts] == ["w1 w2", "w3"]

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from experiments.corpus import tokenizer, tokens
 from experiments.corpus.tokens import prepare_token_file
-from experiments.records.files import FULL, DiskFull
+from experiments.records.files import DISK_FULL_REASONS, DiskFull
 from models.errors import InputError
 from tests.make_corpus import EOS, words, write_parquet
 from tests.runs import room_for
@@ -107,7 +107,7 @@ def test_a_full_disk_is_told_with_its_folder_and_leaves_nothing_behind(name, con
     file = prepare_token_file(config).path / name
     size = file.stat().st_size
     shutil.rmtree(file.parent)
-    full = pytest.raises(DiskFull, match=re.escape(FULL[errno.EFBIG]))
+    full = pytest.raises(DiskFull, match=re.escape(DISK_FULL_REASONS[errno.EFBIG]))
     # what is printed goes into a file too, which the limit holds for
     with redirect_stdout(io.StringIO()), room_for(size - 1), full as error:
         prepare_token_file(config)

@@ -15,6 +15,7 @@ from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
 from experiments.records.run import RECIPE
 from models import device
+from models.errors import InputError
 from tests.make_runs import write_run
 
 PLAN = (
@@ -51,6 +52,29 @@ def test_a_study_goes_on_with_more_seeds_each_once(command, tmp_path, capsys):
     assert f"complete already: {folder}/baseline/seed0" in printed
     runs = re.findall(r"would run .*: 60 steps, .*, into (.*)\n", printed)
     assert runs == [f"{folder}/baseline/seed{seed}" for seed in (1, 2)]
+
+
+def test_a_study_chooses_its_size_once(tmp_path, capsys, monkeypatch):
+    """A study file asks for it; the file of the started study has the chosen overlays."""
+    (tmp_path / "study.yaml").write_text(PLAN.replace("overlays: [cpu]", "size: auto"))
+    assert study.main([str(tmp_path), "--dry-run"]) == 0
+    assert "would run baseline seed 0: 60 steps" in capsys.readouterr().out
+    monkeypatch.setattr(study, "run_all", lambda runs, stop: setattr(runs[0], "exit_code", 0))
+    monkeypatch.setattr(study, "_report_study", Mock(return_value=0))
+    assert study.main([str(tmp_path)]) == 0
+    written = study.read_study_plan(tmp_path / "study.yaml")
+    assert written.overlays == ["cpu"] and written.size is None
+
+
+@pytest.mark.parametrize(
+    ("size", "key"),
+    [("", "overlays"), ("size: auto\noverlays: [cpu]", "size"), ("size: big", "size")],
+)
+def test_a_study_file_has_a_size_or_overlays(size, key, tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(PLAN.replace("overlays: [cpu]", size))
+    with pytest.raises(InputError, match=rf"study.yaml:\d: {key}: "):
+        study.read_study_plan(path)
 
 
 # ---- folders ----

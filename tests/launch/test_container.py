@@ -151,6 +151,20 @@ def test_alps_files_mount_all_file_systems_of_projects():
 # ---- an allocation without a batch script ----
 
 
+def test_a_study_has_a_folder_and_the_overlay_of_the_cluster(job, tmp_path):
+    words = "experiments.study baseline --seeds 3"
+    default = "--out runs/fp8-7 --overlay alps"
+    assert f"{words} {default}\n" in srun(job("baseline", "--seeds", "3"))
+    out = f"{tmp_path}/scratch/out"
+    assert f"{words} --out={out} --overlay alps\n" in srun(job(*words.split()[1:], f"--out={out}"))
+    assert f"{words} --overlay cpu --out runs/fp8-7\n" in srun(
+        job(*words.split()[1:], "--overlay", "cpu")
+    )
+    (tmp_path / "scratch/study.yaml").touch()
+    folder = f"{tmp_path}/scratch"
+    assert f"experiments.study --seeds 5 {folder}\n" in srun(job("--seeds", "5", folder))
+
+
 def test_an_allocation_without_slurms_other_variables(job):
     """salloc's shell has no SLURM_CPUS_PER_TASK."""
     assert "--cpus-per-task" not in srun(job("baseline"))

@@ -362,7 +362,7 @@ def test_a_package_that_lost_a_module_is_told_in_a_sentence(fails, tmp_path, mon
         [name] = arguments
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(errors, "ENVIRONMENT", tmp_path)
+    monkeypatch.setattr(errors, "VENV_FOLDER", tmp_path)
     assert "rm -r .venv && make install" in fails(lacks, "torch._inductor.lowering")
     (tmp_path / "installed").touch()  # a whole environment, and another Python
     sentence = fails(lacks, "torch")

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from experiments.config.recipes import FOUR_RECIPES
+from experiments.jobs.progress import PROGRESS_MARK
 from tests import processes
 from tests.launch.jobs import Job, on_slurm, record_of, slurm, steps_of, submit
 from tests.processes import ROOT
@@ -41,9 +42,9 @@ def login(line: str) -> subprocess.CompletedProcess:
     [
         (f"{STUDY} --help", 0, "MAX_REQUEUES"),
         (f"{STUDY} --dry-run --overlay cpu baseline --seeds 1,", 0, "would run baseline seed 1: "),
-        (f"{STUDY} tensorwise_fp8", 2, "did you mean `tensorwise_fp8_compiled`"),
-        (f"{STUDY} baseline --steps 5", 2, "keys have no dashes"),
-        (f"{STUDY} baseline --training.steps 5", 2, "training.steps=5"),
+        (f"{STUDY} --dry-run tensorwise_fp8", 2, "did you mean `tensorwise_fp8_compiled`"),
+        (f"{STUDY} --dry-run baseline --steps 5", 2, "training.steps=5"),
+        (f"{STUDY} baseline", 2, "--dry-run"),
         (f"{MEASURE} --dry-run sped", 2, "speed"),
     ],
 )
@@ -65,8 +66,6 @@ def test_measure_all_names_recipes_and_studies_that_exist():
 
 # ---- the end of a job ----
 
-CHECKPOINT, COMPLETED = "baseline/seed0/checkpoint/step-4/.metadata", "baseline/seed0/run.json"
-COMPLETE = '{"status": "completed"}'
 END = """
 source launch/job.sh
 out=$1 container=()
@@ -77,17 +76,12 @@ finish "$code" sbatch launch/alps_fp8.sbatch "$out"
 
 @pytest.fixture
 def end(tmp_path, program):
-    """Ends a job after a step of `code` that wrote some files into the folder of the runs."""
+    """Ends a job after a step of `code`, in which Python marked progress or did not."""
     program("scontrol", "echo SCONTROL $*; exit ${REFUSED-0}")
     out = tmp_path / "runs"
 
-    def call(code: int, *written: str, keeps: bool = True, **variables: str):
-        if written or keeps is not None:
-            out.mkdir(exist_ok=True)
-            (out / "recipe.yaml").write_text(f"checkpoint:\n  enable: {str(keeps).lower()}\n")
-        lines = [
-            f"mkdir -p $(dirname {out}/{file}); echo '{COMPLETE}' >{out}/{file}" for file in written
-        ]
+    def call(code: int, progress: bool = False, **variables: str):
+        lines = [f"mkdir -p {out}; touch {out}/{PROGRESS_MARK}"] if progress else []
         program("srun", "\n".join([*lines, f"exit {code}"]))
         environment = os.environ | {"SLURM_JOB_ID": "7"} | variables
         done = processes.run(["bash", "-c", END, "job", out, "step"], check=False, env=environment)
@@ -98,37 +92,18 @@ def end(tmp_path, program):
 
 
 def test_a_job_requeues_itself_only_after_progress_since_its_start(end):
-    assert "SCONTROL requeue 7" in end(75, CHECKPOINT)
-    said = end(75, CHECKPOINT)  # the one that was there before
-    assert "SCONTROL" not in said and "not requeued" in said and "--time" in said
-    assert "SCONTROL requeue 7" in end(75, CHECKPOINT.replace("4", "8"))
-    assert "SCONTROL requeue 7" in end(75, COMPLETED)
-    assert "SCONTROL" not in end(75, COMPLETED)
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        [],
-        ["baseline/seed0/metrics.jsonl"],
-        ["baseline/seed0/checkpoint/step-4/0.distcp"],  # not whole
-        ["baseline/seed0/damaged_checkpoints/step-4/.metadata"],
-    ],
-)
-def test_what_is_no_progress(end, written):
+    assert "SCONTROL requeue 7" in end(75, progress=True)
     for code in (75, 138):  # 138: SIGUSR1 before Python listened
-        said = end(code, *written)
-        assert "SCONTROL" not in said
-        assert "not requeued" in said and "To resume: sbatch launch/alps_fp8.sbatch " in said
+        said = end(code)  # the mark of the start before does not count
+        assert "SCONTROL" not in said and "not requeued" in said and "--time" in said
+        assert "To resume: sbatch launch/alps_fp8.sbatch " in said
 
 
 def test_a_job_that_is_not_requeued_says_why(end):
-    assert "checkpoint.enable=true" in end(75, keeps=False)
-    assert "--time" in end(75, keeps=None)  # no folder
-    assert "requeued 5 times" in end(75, CHECKPOINT, SLURM_RESTART_COUNT="5")
-    again = CHECKPOINT.replace("4", "8")
-    assert "requeued 2 times" in end(75, again, SLURM_RESTART_COUNT="2", MAX_REQUEUES="2")
-    refused = end(75, COMPLETED, REFUSED="1")
+    assert "requeued 5 times" in end(75, progress=True, SLURM_RESTART_COUNT="5")
+    variables = {"SLURM_RESTART_COUNT": "2", "MAX_REQUEUES": "2"}
+    assert "requeued 2 times" in end(75, progress=True, **variables)
+    refused = end(75, progress=True, REFUSED="1")
     assert "SCONTROL requeue 7" in refused and "not requeued (Slurm" in refused
 
 

@@ -16,7 +16,7 @@ def test_a_printed_command_names_a_python_that_is_there(tmp_path, monkeypatch):
         (tmp_path / "elsewhere", "'/opt/my python/bin/python3'"),
         (tmp_path / "nowhere", "'/opt/my python/bin/python3'"),
     ):
-        monkeypatch.setattr(errors, "ENVIRONMENT", Path(environment))
+        monkeypatch.setattr(errors, "VENV_FOLDER", Path(environment))
         assert errors.name_python() == python
 
 

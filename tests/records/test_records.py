@@ -11,7 +11,7 @@ from analysis.newest import RESULTS_FOLDERS
 from analysis.runs import read_packed_records, read_packed_runs
 from experiments.config import recipes
 from experiments.records import files
-from experiments.records.files import DiskFull, full_disk, make_run_folder, write_whole
+from experiments.records.files import DiskFull, describe_full_disk, make_run_folder, write_whole
 from experiments.records.run import (
     METRICS,
     PACKED_RUNS,
@@ -66,15 +66,15 @@ def test_a_record_that_a_full_disk_cuts_leaves_nothing(tmp_path, monkeypatch):
 def test_a_full_disk_is_found_among_the_causes_of_an_error(error, tmp_path):
     outer = ValueError("outer")
     outer.__cause__ = error
-    sentence = full_disk(outer, [tmp_path])
+    sentence = describe_full_disk(outer, [tmp_path])
     assert bool(sentence) == ("no number" not in str(error))
 
 
 def test_a_disk_with_plenty_of_room_is_not_named_as_the_full_one(tmp_path, monkeypatch):
     error = RuntimeError("[Errno 28] No space left on device")
     for free, is_named in ((10**6, True), (10**11, False)):
-        monkeypatch.setattr(files, "free_bytes", lambda place, free=free: free)
-        assert ("free" in full_disk(error, [tmp_path])) == is_named
+        monkeypatch.setattr(files, "find_free_bytes", lambda place, free=free: free)
+        assert ("free" in describe_full_disk(error, [tmp_path])) == is_named
 
 
 def test_windows_read_back_without_a_torn_last_line(tmp_path):

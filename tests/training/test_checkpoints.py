@@ -52,8 +52,8 @@ def run(tmp_path):
     dist.destroy_process_group()
 
 
-def newest(run: Checkpoints) -> tuple[int, list[str]]:
-    return checkpoint.newest(Path(run.folder), IDENTITY, last=99)
+def find_newest(run: Checkpoints) -> tuple[int, list[str]]:
+    return checkpoint.find_newest(Path(run.folder), IDENTITY, last_step=99)
 
 
 def test_only_checkpoints_are_deleted_and_the_newest_whole_one_is_loaded(run):
@@ -70,7 +70,7 @@ def test_only_checkpoints_are_deleted_and_the_newest_whole_one_is_loaded(run):
     checkpoints = {folder / "step-6", folder / "step-7"}
     assert set(folder.iterdir()) == checkpoints | {file.parent for file in mine}
     (folder / "step-7/.metadata").unlink()  # it was never finished
-    assert newest(run)[0] == 6 and run.load(6)
+    assert find_newest(run)[0] == 6 and run.load(6)
     assert run.states["train_state"]["step"] == 6
     assert all(file.exists() for file in mine) and not (folder / "step-7").exists()
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_that_lost_its_items_is_set_aside_and_not_searched_for(run)
     items.rename(folder.parent / "x.distcp")
     (folder / "my-step-9").mkdir()
     (folder / "my-step-9" / METADATA).write_bytes(b"x")
-    step, [sentence] = newest(run)
+    step, [sentence] = find_newest(run)
     assert step == 0 and "damaged" in sentence
     assert not run.load(step)
 
@@ -97,7 +97,7 @@ def test_first_weights_are_loaded_beside_other_files(run, tmp_path):
     with torch.no_grad():
         run.states["model"].model[0].weight.zero_()
     run.initial_load_path = str(tmp_path / "first")
-    assert newest(run)[0] == 0 and run.load(0)
+    assert find_newest(run)[0] == 0 and run.load(0)
     assert run.states["model"].state_dict()["weight"].equal(first["model"])
 
 
@@ -145,9 +145,9 @@ def test_damaged_checkpoints_are_set_aside(run, name, harm, key, has_digest, mon
     file.write_bytes(harm(file.read_bytes()))
     if not has_digest:
         (file.parent / DIGEST).unlink()
-    step, [said] = newest(run)
+    step, [said] = find_newest(run)
     assert step == 2 and key in said
-    [aside] = os.listdir(checkpoint.ASIDE)
+    [aside] = os.listdir(checkpoint.DAMAGED_FOLDER)
     assert aside.startswith("step-4-")
     assert not os.path.exists("trace") and not hasattr(Path, "mine")
 
@@ -164,7 +164,7 @@ def test_no_flipped_bit_loads_other_values(run):
             file.write_bytes(harmed)
             loaded = {"weight": torch.zeros(40, 30)}
             if not checkpoint.find_damage(folder):
-                checkpoint.load(loaded, folder)
+                checkpoint.load_plain(loaded, folder)
                 assert loaded["weight"].equal(run.states["model"].state_dict()["weight"]), place
         file.write_bytes(content)
 
@@ -184,10 +184,10 @@ class OtherPickler(pickle.Pickler):
 def test_checkpoints_of_other_versions_are_whole(run, protocol):
     run.save(2)
     folder, content = Path(run.folder, "step-2"), io.BytesIO()
-    OtherPickler(content, protocol).dump(checkpoint._Reader(folder).read_metadata())
+    OtherPickler(content, protocol).dump(checkpoint.PlainReader(folder).read_metadata())
     (folder / METADATA).write_bytes(content.getvalue())
     (folder / DIGEST).unlink()
-    assert newest(run) == (2, []) and run.load(2)
+    assert find_newest(run) == (2, []) and run.load(2)
 
 
 def test_a_whole_checkpoint_of_an_unknown_torch_is_kept(run):
@@ -196,9 +196,9 @@ def test_a_whole_checkpoint_of_an_unknown_torch_is_kept(run):
     run.save(4)
     folder = Path(run.folder, "step-4")
     (folder / METADATA).write_bytes(pickle.dumps(random.Random()))
-    (folder / DIGEST).write_text(f"{checkpoint._digest(folder)}  {METADATA}\n")
+    (folder / DIGEST).write_text(f"{checkpoint.hash_metadata(folder)}  {METADATA}\n")
     with pytest.raises(InputError, match="is whole, and PyTorch"):
-        newest(run)
+        find_newest(run)
     assert folder.is_dir()
 
 
@@ -246,7 +246,7 @@ def test_items_that_would_run_code_are_not_loaded(tmp_path):
     path, evil = tmp_path / "step-2", Evil(tmp_path / "trace")
     dcp.save({"nested": {"lr": [1.0, evil]}}, checkpoint_id=path, no_dist=True)
     with pytest.raises(CheckpointException):
-        checkpoint.load({"nested": {"lr": [1.0, 0.0]}}, path)
+        checkpoint.load_plain({"nested": {"lr": [1.0, 0.0]}}, path)
     assert not (tmp_path / "trace").exists()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.training.trainer import clip
+from experiments.training.trainer import clip_gradients
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,5 @@ from experiments.training.trainer import clip
 def test_gradients_are_clipped_by_the_norm_of_all(last, max_norm, expected):
     weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
     weights[0].grad, weights[1].grad = torch.tensor([6.0]), torch.tensor([last])
-    assert clip(weights, max_norm) == math.hypot(6, last)
+    assert clip_gradients(weights, max_norm) == math.hypot(6, last)
     assert [weight.grad.item() for weight in weights] == pytest.approx(expected)

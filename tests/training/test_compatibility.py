@@ -19,7 +19,11 @@ def load(name: str) -> recipes.Recipe:
     return recipes.load(CELLS[name].recipe, ["cpu"], [*QUICK, *CELLS[name].keys])
 
 
-ALONE = [name for name in CELLS if name not in REFUSED and not load(name).find_hooks("processes")]
+ALONE = [
+    name
+    for name in CELLS
+    if name not in REFUSED and not load(name).find_hooks("data_parallel_degrees")
+]
 
 
 @pytest.mark.parametrize("name", ALONE)

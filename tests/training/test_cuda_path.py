@@ -83,8 +83,8 @@ def test_a_recipe_runs_on_cuda(name, train):
     assert attempt["status"] == "completed"
     assert attempt["hardware"]["name"] == "NVIDIA H200 (stand-in)"
     assert "Traceback" not in (run / "log.txt").read_text()
-    assert proof["attention"] == "flash" and not proof["emulated"]
-    assert len(proof["converted_modules"]) == (28 if "fp8" in name else 0)
+    assert proof.attention == "flash" and not proof.emulated
+    assert len(proof.converted_modules) == (28 if "fp8" in name else 0)
     assert proof.fp8_flops == proof.fp8_flops_expected
     assert any(call.startswith("triton_") for call in calls) == ("compiled" in name)
 

@@ -3,12 +3,14 @@
 import errno
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch._inductor.runtime import cache_dir_utils
 
 from experiments.config import recipes
 from experiments.training import compilation, machine, visible_gpus
@@ -42,20 +44,20 @@ LIST = (
 )
 def test_nvidia_smi_is_read_by_the_form_of_its_answer(answer, values, program):
     program("nvidia-smi", f"printf '{answer}\\n'")
-    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1") == values
+    assert nvidia_smi.query_fields(machine.QUERIED_FIELDS, "GPU-1") == values
 
 
 @pytest.mark.parametrize("line", ["echo 580.65.06, 1980, 700; exit 18", "exec sleep 60"])
 def test_nvidia_smi_that_fails_or_never_answers_says_nothing(line, program, monkeypatch):
     monkeypatch.setattr(nvidia_smi, "TIMEOUT_S", 0.1)
     program("nvidia-smi", line)
-    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1") == [None] * 3
+    assert nvidia_smi.query_fields(machine.QUERIED_FIELDS, "GPU-1") == [None] * 3
     assert nvidia_smi.list_gpus() == []
 
 
 def test_the_named_gpu_is_asked_for(program):
     program("nvidia-smi", '[ "$3" = --id=GPU-1 ] && echo "580.65.06, 1980, 700"')
-    assert nvidia_smi.query_fields(machine.ASKED, "GPU-1")[0] == "580.65.06"
+    assert nvidia_smi.query_fields(machine.QUERIED_FIELDS, "GPU-1")[0] == "580.65.06"
 
 
 def test_gpus_and_their_parts_are_listed_by_uuid(program):
@@ -89,7 +91,11 @@ def unseen(program, tmp_path, monkeypatch):
             (tmp_path / f"nvidia{number}").touch()
         monkeypatch.setattr(machine, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        for name in (visible_gpus.CUDA, visible_gpus.CONTAINER, *visible_gpus.ROCM):
+        for name in (
+            visible_gpus.CUDA_VARIABLE,
+            visible_gpus.CONTAINER_VARIABLE,
+            *visible_gpus.ROCM_VARIABLES,
+        ):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -141,11 +147,10 @@ def test_a_variable_that_names_a_gpu_is_not_the_reason(value, unseen):
     assert REINSTALL in unseen(2, f"echo '{LIST}'", CUDA_VISIBLE_DEVICES=value)
 
 
-def test_what_torch_sees_without_the_variables_is_decisive(unseen, monkeypatch):
-    """As for a part of a GPU, which no list may have."""
-    count = Mock(return_value=1)
-    monkeypatch.setattr(visible_gpus, "_count_without", count)
-    assert "because HIP_VISIBLE_DEVICES=3 names no GPU" in unseen(HIP_VISIBLE_DEVICES="3")
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+def test_a_variable_that_may_be_the_reason_is_named_after_the_driver(name, unseen):
+    message = unseen(**{name: "0"})
+    assert message.index(REINSTALL) < message.index(f"look whether {name}=0 names a GPU")
 
 
 def test_a_gpu_named_twice_is_the_reason(unseen):
@@ -154,7 +159,7 @@ def test_a_gpu_named_twice_is_the_reason(unseen):
 
 @pytest.mark.parametrize(("value", "seen", "warns"), [("0,5", 1, True), ("0,1,", 2, False)])
 def test_gpus_that_cuda_ignores_are_told(value, seen, warns, monkeypatch, caplog):
-    monkeypatch.setenv(visible_gpus.CUDA, value)
+    monkeypatch.setenv(visible_gpus.CUDA_VARIABLE, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
     visible_gpus.warn_of_ignored_gpus.cache_clear()
@@ -261,6 +266,18 @@ def test_paths_that_the_compiler_would_split_are_refused(letter, tmp_path, monke
     machine.check_units(plan(recipes.load("baseline", ["cpu"])))  # compiles nothing
 
 
+@pytest.mark.parametrize(("letter", "is_refused"), [(" ", False), ("'", False), ('"', True)])
+def test_a_gpus_compilers_read_paths_with_spaces(letter, is_refused, tmp_path, monkeypatch):
+    folder = tmp_path / f"my{letter}project"
+    folder.mkdir()
+    monkeypatch.setattr(device, "TYPE", "cuda")
+    expectation = nullcontext()
+    if is_refused:
+        expectation = pytest.raises(InputError, match="quotes")
+    with expectation:
+        compilation.check_code_folder(folder, 2**20)
+
+
 def test_a_full_folder_for_temporary_files_is_found(tmp_path, monkeypatch):
     """Python takes another one by itself, and the compiler does not."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -272,16 +289,17 @@ def test_a_full_folder_for_temporary_files_is_found(tmp_path, monkeypatch):
 
 def test_a_file_system_that_cannot_reserve_space_is_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr("os.posix_fallocate", refuse(errno.EOPNOTSUPP))
-    compilation.check_folder(tmp_path, 2**20, is_loaded=True)
+    compilation.check_code_folder(tmp_path, 2**20, loads_code=True)
 
 
 def test_a_study_compiles_where_temporary_files_are(tmp_path, monkeypatch):
     from experiments.jobs import runner
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", runner.CACHE_VARIABLES)
+    for name in runner.CACHE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    cache_dir_utils.cache_dir()  # sets a variable, as an import of torch does
     assert runner.list_compile_folders() == [str(tmp_path)]
-    monkeypatch.setattr(runner, "UNSET_CACHE_VARIABLES", set())
     for name in runner.CACHE_VARIABLES:
         monkeypatch.setenv(name, "/mine")
     assert runner.list_compile_folders() == ["/mine", "/mine"]

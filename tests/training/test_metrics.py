@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain, repeat
 
 from experiments.training import metrics
-from experiments.training.metrics import compile_cache
+from experiments.training.metrics import describe_compile_cache
 from models import device
 from tests.runs import SMALLEST, TINY, attempt_of
 
@@ -15,9 +15,9 @@ def test_graphs_that_cannot_be_cached_were_compiled(monkeypatch):
     """As with recomputation."""
     found = {"inductor": Counter(fxgraph_cache_hit=2), "aot_autograd": Counter()}
     monkeypatch.setattr(metrics, "counters", found)
-    assert compile_cache() == "warm"
+    assert describe_compile_cache() == "warm"
     found["inductor"]["fxgraph_cache_bypass"] = 1
-    assert compile_cache() == "cold"
+    assert describe_compile_cache() == "cold"
 
 
 def test_torchtitans_profiler_writes_a_trace_of_the_steps_asked_for(run_here, tmp_path):

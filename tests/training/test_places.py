@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 
 from experiments.training import places
+from models import nvidia_smi
 from tests.runs import SMALLEST, TINY, attempt_of
 
 MACHINE, GPU = UUID(int=2**100 + 7), UUID(int=2**127 + 9)
@@ -25,21 +26,24 @@ def test_variables_that_change_code_or_speed_are_on_record_and_no_secret(monkeyp
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
     monkeypatch.setenv("TORCH_HUB_TOKEN", "hidden")
     monkeypatch.setenv("WANDB_API_KEY", "hidden")
-    found = places.variables()
+    found = places.read_variables()
     assert found["NCCL_ALGO"] == "Ring" and found["TORCHINDUCTOR_MAX_AUTOTUNE"] == "1"
     assert "hidden" not in found.values() and "PATH" not in found
 
 
 @pytest.mark.parametrize(
     ("gpu", "uuids"),
-    [(GPU, [f"GPU-{UUID(int=5)}", f"GPU-{GPU}"]), (None, [f"GPU-{UUID(int=5)}", None])],
+    [
+        (GPU, [f"GPU-{UUID(int=5)}", f"GPU-{GPU}"]),
+        (places.UNKNOWN_UUID, [f"GPU-{UUID(int=5)}", None]),
+    ],
 )
 def test_each_rank_adds_its_machine_and_gpu(monkeypatch, gpu, uuids):
     """Rank 1 of two: what the other adds is in the sum."""
     ranks = SimpleNamespace(get_world_size=lambda: 2, get_rank=lambda: 1)
     monkeypatch.setattr(places, "dist", ranks)
-    monkeypatch.setattr(places, "machine_id", lambda: MACHINE)
-    monkeypatch.setattr(places, "gpu_id", lambda: gpu)
+    monkeypatch.setattr(places, "read_machine_id", lambda: MACHINE)
+    monkeypatch.setattr(places, "read_gpu_id", lambda: gpu)
 
     def all_reduce(table):
         assert not table[0].any()
@@ -47,19 +51,23 @@ def test_each_rank_adds_its_machine_and_gpu(monkeypatch, gpu, uuids):
         table[0, 31] = 5
         return table
 
-    assert places.of_all_ranks(all_reduce) == {
-        "machines": [str(UUID(int=3)), str(MACHINE)],
-        "gpus": uuids,
-    }
+    machines, gpus = places.gather_places(all_reduce)
+    assert machines == [str(UUID(int=3)), str(MACHINE)]
+    assert gpus == uuids
 
 
 @pytest.mark.parametrize(
-    ("text", "machine"), [(f"{MACHINE}\n", MACHINE), ("", None), ("none\n", None)]
+    ("text", "machine"),
+    [
+        (f"{MACHINE}\n", MACHINE),
+        ("", places.UNKNOWN_UUID),
+        ("none\n", places.UNKNOWN_UUID),
+    ],
 )
 def test_a_machine_is_its_boot_id(tmp_path, monkeypatch, text, machine):
     (tmp_path / "boot_id").write_text(text)
-    monkeypatch.setattr(places, "BOOT_ID", tmp_path / "boot_id")
-    assert places.machine_id() == machine
+    monkeypatch.setattr(places, "BOOT_ID_FILE", tmp_path / "boot_id")
+    assert places.read_machine_id() == machine
 
 
 @pytest.mark.parametrize(
@@ -68,7 +76,7 @@ def test_a_machine_is_its_boot_id(tmp_path, monkeypatch, text, machine):
 )
 def test_vboost_is_what_nvidia_smi_lists(program, line, value):
     program("nvidia-smi", line)
-    assert places.vboost("GPU-1") == value and places.vboost(None) is None
+    assert nvidia_smi.query_vboost("GPU-1") == value
 
 
 def test_a_run_has_its_place_on_record(run_here, tmp_path):
@@ -76,5 +84,5 @@ def test_a_run_has_its_place_on_record(run_here, tmp_path):
     run_here("baseline", "--overlay", "cpu", *TINY, SMALLEST, "training.steps=1", "--out", tmp_path)
     attempt = attempt_of(tmp_path)
     assert attempt["status"] == "completed"
-    assert attempt["machines"] == [str(places.machine_id())]
+    assert attempt["machines"] == [str(places.read_machine_id())]
     assert attempt["gpus"] == [None] and attempt["variables"] is not None

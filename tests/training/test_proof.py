@@ -10,7 +10,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training, float
 
 from experiments.config.keys import Config
 from experiments.config.recipes import Recipe
-from experiments.training.proof import Proof, ProofError, find_matmuls
+from experiments.training.proof import ProofCollector, ProofError, find_matmuls
 from models import float8
 
 TOKENS, WIDTH = 32, 64
@@ -46,15 +46,15 @@ class Run:
         self.x = torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16, requires_grad=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0)
 
-    def proof(self) -> Proof:
-        return Proof(self.plan, self.model, self.optimizer)
+    def proof(self) -> ProofCollector:
+        return ProofCollector(self.plan, self.model, self.optimizer)
 
     def step(self):
         """The proof's record of one training step, observed as the trainer observes it."""
         proof = self.proof()
         with proof.profile(1):
             self.model(self.x).float().square().mean().backward()
-            with proof.movement():
+            with proof.watch_movement():
                 self.optimizer.step()
         return proof.record()
 
@@ -183,5 +183,5 @@ def test_kernels_of_max_autotune_are_matmuls(transposed):
             with torch._C._profiler._RecordFunctionFast(kernel, [*operands, *scales, out], {}):
                 pass
     fp8, bf16 = find_matmuls(profiler.events())
-    assert [fp8.in_fp8, bf16.in_fp8] == [True, False] and fp8.row_scaled
+    assert [fp8.is_fp8, bf16.is_fp8] == [True, False] and fp8.is_row_scaled
     assert fp8.flops == bf16.flops == 2 * m * k * n

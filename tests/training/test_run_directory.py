@@ -14,7 +14,7 @@ from experiments.config import recipes
 from experiments.records.run import Environment, RunRecord, read_log
 from experiments.run import main
 from experiments.training import attempt
-from experiments.training.attempt import End, RunDirectory
+from experiments.training.attempt import RunDirectory, RunEnd
 from experiments.training.plan import plan
 from models.errors import InputError
 from tests.make_runs import record, resolved, stamp
@@ -25,7 +25,7 @@ PLAN = replace(
     token_file=SimpleNamespace(path=Path("a corpus")),
 )
 RECIPE = recipes.to_yaml(PLAN.recipe)
-STOPPED = End("interrupted", 75)
+STOPPED = RunEnd("interrupted", 75)
 LINE = (
     '{"attempt":1,"step":1,"elapsed_s":5.0,"loss":8.0,"losses":[8.0],"grad_norm":1.0,"lr":0.1,'
     '"tokens_per_s":9.0,"valid_tokens_per_s":9.0,"step_s":[1.0],"data_wait_s":[0.0],'
@@ -39,7 +39,7 @@ def claim(tmp_path, monkeypatch):
     """Start an attempt in the test's folder, with a checkpoint of a step."""
 
     def start(step: int = 0) -> RunDirectory:
-        monkeypatch.setattr(attempt.checkpoint, "newest", lambda *_: (step, []))
+        monkeypatch.setattr(attempt.checkpoint, "find_newest", lambda *_: (step, []))
         return RunDirectory(tmp_path, PLAN)
 
     return start
@@ -81,14 +81,14 @@ def test_folders_that_lost_all_files_are_taken(tmp_path, claim):
     """As on a file system that deletes old files."""
     for name in ("checkpoint/step-2", "tb"):
         (tmp_path / name).mkdir(parents=True)
-    assert claim().step == 0
+    assert claim().checkpoint_step == 0
 
 
 def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
     directory = claim()
     with pytest.raises(InputError, match="is being written by another run that is alive"):
         claim()
-    directory.finish(End("completed", 0))
+    directory.finish(RunEnd("completed", 0))
     with pytest.raises(InputError, match="holds a completed run"):
         claim()
     kept = unfinished / "checkpoint/step-2/.metadata"
@@ -97,7 +97,7 @@ def test_runs_that_are_completed_or_in_use_are_refused(unfinished, claim):
     with pytest.raises(
         InputError, match="cannot be made longer.*enable=true .*initial_load_path=.*step-2"
     ):
-        attempt._claim(unfinished, steps=10**6)
+        attempt._claim_folder(unfinished, steps=10**6)
 
 
 @pytest.mark.parametrize(("run", "folder"), [("alone", "alone"), ("study/recipe/seed0", "study")])
@@ -108,7 +108,7 @@ def test_what_a_run_says_of_itself(run, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(attempt, "distributions", lambda: there)
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.yaml").touch()
-    RunDirectory(tmp_path / run, PLAN).finish(End("failed", 1, "for a reason"))
+    RunDirectory(tmp_path / run, PLAN).finish(RunEnd("failed", 1, "for a reason"))
     written = RunRecord.read(tmp_path / run / "run.json")
     [first] = written.attempts
     assert (first.status, first.error) == ("failed", "for a reason")
@@ -133,7 +133,7 @@ def test_a_full_disk_at_the_start_changes_nothing(unfinished, claim):
 def test_a_start_that_is_killed_loses_nothing(unfinished, claim):
     child = os.fork()
     if not child:
-        attempt._git = lambda *_: os._exit(7)
+        attempt._ask_git = lambda *_: os._exit(7)
         with suppress(Exception):
             claim()
         os._exit(1)
@@ -186,7 +186,7 @@ def test_the_package_that_python_imports_is_on_record(monkeypatch):
     """An image has another torchao below the environment's."""
     both = [SimpleNamespace(name="torchao", version=version) for version in ("0.18", "0.14")]
     monkeypatch.setattr(attempt, "distributions", lambda: both)
-    assert attempt._packages() == {"torchao": "0.18"}
+    assert attempt._list_packages() == {"torchao": "0.18"}
 
 
 def test_a_lost_record_keeps_no_run_from_going_on(unfinished, claim):

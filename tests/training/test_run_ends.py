@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.jobs.command import EXIT_RESUME
-from experiments.records.files import FULL
+from experiments.records.files import DISK_FULL_REASONS
 from experiments.records.run import read_log
 from experiments.run import main
 from experiments.training import checkpoint
@@ -174,7 +174,7 @@ def test_a_full_disk_is_told_with_its_folder_and_sizes(tmp_path, train, monkeypa
     monkeypatch.setattr(checkpoint.io, "FileIO", FullFile)
     assert train("checkpoint.enable=true", "checkpoint.interval=2") == 1
     error = attempt_of(tmp_path / "run")["error"]
-    assert FULL[code] in error and str(tmp_path / "run/checkpoint/step-2") in error
+    assert DISK_FULL_REASONS[code] in error and str(tmp_path / "run/checkpoint/step-2") in error
     assert re.search(r"needs [\d.]+ MB, and [\d.]+ .B are free", error)
     assert "Traceback" not in (tmp_path / "run/log.txt").read_text()
 

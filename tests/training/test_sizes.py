@@ -1,11 +1,11 @@
 """Which size fits into the memory that is free, and what is said where none does."""
 
-import json
 from dataclasses import replace
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from experiments.config import recipes
 from experiments.jobs.command import StopRequest
@@ -59,8 +59,8 @@ def gpu(monkeypatch):
     monkeypatch.setattr(device, "memory_bytes", lambda: 79 * GIB)
 
     def free(*gib: float) -> None:
-        memories = [sizes.Memory(each * GIB, 79 * GIB) for each in gib]
-        monkeypatch.setattr(sizes, "gpu_memories", lambda: memories)
+        memories = [sizes.Memory(free_gib * GIB, 79 * GIB) for free_gib in gib]
+        monkeypatch.setattr(sizes, "query_gpu_memories", lambda: memories)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: memories[0])
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
 
@@ -74,6 +74,17 @@ def test_a_size_is_chosen_only_where_the_allocators_gaps_fit_too(overlay, recipe
     gpu(gib)
     assert not sizes.has_room(planned, gib * GIB - 1)
     assert sizes.has_room(planned, (gib + 3) * GIB)
+
+
+@pytest.mark.parametrize("overlay", recipes.list_sizes())
+def test_an_overlay_says_the_memory_that_it_needs(overlay):
+    """So the sizes are in the order of their memory, and docs/on_a_gpu.md has their numbers."""
+    text = (recipes.OVERLAYS_FOLDER / f"{overlay}.yaml").read_text()
+    stated_gib = yaml.safe_load(text)["memory_gib"]
+    plans = [plan(recipes.load(name, [overlay])) for name in recipes.FOUR_RECIPES]
+    needed = max(planned.memory_needed for planned in plans)
+    assert stated_gib == round(needed / GIB, 1)
+    assert f"| {stated_gib} |" in (recipes.ROOT / "docs/on_a_gpu.md").read_text()
 
 
 # What is free on cards of 80, 48, 24, 16, 12 and 8 GB; the second 12 GB card has a screen.
@@ -109,10 +120,15 @@ def test_size_follows_the_neediest_recipe(gpu):
     assert sizes.choose_size(["baseline_compiled", "baseline"])[0] == ["full_recompute"]
 
 
-def test_gpus_are_asked_by_another_process(monkeypatch):
-    answer = "a warning\n" + json.dumps([[1, 2], [3, 4]])
-    monkeypatch.setattr("subprocess.check_output", Mock(return_value=answer))
-    assert sizes.gpu_memories() == [(1, 2), (3, 4)]
+def test_gpus_are_asked_for_free_memory_without_a_context(monkeypatch, program):
+    """nvidia-smi knows the first of two GPUs."""
+    properties = [SimpleNamespace(uuid=number, total_memory=79 * GIB) for number in (0, 1)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    program("nvidia-smi", '[ "$3" = --id=GPU-0 ] && echo "a warning" && echo 20480')
+    context = sizes.CONTEXT_BYTES
+    memories = sizes.query_gpu_memories()
+    assert memories == [(20 * GIB - context, 79 * GIB), (79 * GIB - context, 79 * GIB)]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +166,7 @@ def test_overlays_of_the_run_stay(gpu):
     """Parameters in float32 take twice the memory in each size."""
     planned = plan(recipes.load("baseline", ["fp32_master"]))
     gpu(44.5)
-    assert "take --overlay llama_1b, which" in sizes.advise(planned, 44.5 * GIB)
+    assert "take --overlay llama_1b, which" in sizes.suggest_size(planned, 44.5 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +181,7 @@ def test_overlays_of_the_run_stay(gpu):
 def test_a_run_that_ran_out_of_memory_is_told_the_next_size(overlays, free, said, gpu, tmp_path):
     gpu(free)
     planned = plan(recipes.load("baseline", overlays))
-    end = attempt._end(
+    end = attempt._describe_end(
         torch.OutOfMemoryError("CUDA out of memory"), StopRequest(), planned, tmp_path
     )
     assert f"{free}.0 GiB free (79.0 GiB in all)" in end.error or free == 79

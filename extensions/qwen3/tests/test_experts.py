@@ -8,7 +8,7 @@ import torch
 from torch.profiler import profile
 
 from experiments.config import recipes
-from experiments.training.proof import find_matmuls, flops_by_operator
+from experiments.training.proof import find_matmuls, sum_flops_by_operator
 from extensions.qwen3.architecture import FLAVORS
 from tests.runs import TINY
 
@@ -55,5 +55,5 @@ def test_a_grouped_product_counts_each_row_once():
     with profile(record_shapes=True) as profiler:
         out = torch._grouped_mm(x, weights.transpose(-2, -1), offs=offsets)
         out.backward(torch.ones_like(out))
-    flops = flops_by_operator(find_matmuls(profiler.events()))
+    flops = sum_flops_by_operator(find_matmuls(profiler.events()))
     assert flops == {"aten::_grouped_mm": 3 * 2 * 48 * 16 * 32}

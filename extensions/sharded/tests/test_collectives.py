@@ -17,7 +17,7 @@ from torchtitan.distributed import ParallelDims
 
 from experiments.config import recipes
 from experiments.training.plan import plan
-from experiments.training.proof import Proof, ProofError
+from experiments.training.proof import ProofCollector, ProofError
 from extensions.sharded import collectives
 from models import float8
 from models.architectures import build_model, parallelize_model
@@ -45,7 +45,7 @@ def profile_step(name: str, override: str, ranks: int = 2) -> dict:
         model = build_model(config).bfloat16()
         float8.convert_linears(model, planned)
         model = parallelize_model(model, dims, config, planned.recipe.find_hook("parallelize"))
-        proof = Proof(planned, model, torch.optim.AdamW(model.parameters()))
+        proof = ProofCollector(planned, model, torch.optim.AdamW(model.parameters()))
         with proof.profile(1):
             model(torch.zeros(1, 32, dtype=torch.long)).float().mean().backward()
         return proof.evidence["sharded"]

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from experiments import study as study_command
-from experiments.config.yaml_with_origins import dump_yaml
 from experiments.jobs.command import EXIT_RESUME, EXIT_STOPPED
 from extensions.sweep import __main__ as command
 from extensions.sweep import report, tables
@@ -40,7 +39,7 @@ def planted(tmp_path_factory):
     """Two complete cells, and two that have not run. Two processes are 1.6 times as fast as one,
     and FP8 is 1.25 times as fast as bf16."""
     folder = tmp_path_factory.mktemp("sweep")
-    (folder / FILE).write_text(dump_yaml(SWEEP.model_dump()))
+    (folder / FILE).write_text(SWEEP.to_yaml())
     for world_size, cell, step_s in (1, ONE, 0.5), (2, TWO, 0.5 / 1.6):
         changes = [{"world_size": world_size, "step_s": step_s}, {"runs": ["T/*"], "speed": 1.25}]
         exact = {"start_spread": 0.0, "sd": 0.0}
