@@ -44,7 +44,7 @@ Differences to torchtitan's converter:
 import math
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
@@ -128,7 +128,8 @@ def choose_layers(model: nn.Module, recipe_name: str, filter_fqns: list[str]) ->
             end_blocks = ("layers.0.", f"layers.{n_blocks - 1}.")
             chosen_layers = {name for name in chosen_layers if not name.startswith(end_blocks)}
         elif pattern == "last_15_percent_of_blocks":
-            n_layers = model.model_args.n_layers
+            model_args: Any = model.model_args
+            n_layers = model_args.n_layers
             first_in_bf16 = n_layers - math.ceil(0.15 * n_layers)
             last_blocks = tuple(f"layers.{i}." for i in range(first_in_bf16, n_layers))
             chosen_layers = {name for name in chosen_layers if not name.startswith(last_blocks)}
