@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from analysis import plots
 from analysis.comparison import Comparison
-from analysis.plots.style import GREY, Plot, find_look, plot, write_headline, write_legend
+from analysis.plots.style import GREY, PanelDrawing, Plot, find_look, write_headline, write_legend
 
 SNR = Path(__file__).with_name("results") / "snr.json"  # of signal_to_noise.py
 SCALINGS = {
@@ -75,7 +75,7 @@ def draw_stress() -> Plot:
     return plots.draw_panels(panels, (10, 3.6), columns=2)
 
 
-@plot
+@PanelDrawing
 def excess_loss(axes: Axes, name: str, factor_text: str) -> None:
     """Draw each scaling's loss above the exact one by a stress's factor."""
     table = stress(name)["lost"][DRAWN]
@@ -95,7 +95,7 @@ def excess_loss(axes: Axes, name: str, factor_text: str) -> None:
         write_legend(axes, lines, [line.get_label() for line in lines])
 
 
-@plot
+@PanelDrawing
 def signal_to_noise(axes: Axes, name: str) -> None:
     """Draw each scaling's signal to noise by a stress's factor."""
     lines = draw_lines(axes, stress(name)["dB"][DRAWN])
