@@ -108,7 +108,7 @@ def describe_fp8_share(runs: list[Run]) -> str:
             return "emulated"
         if run.record.proof:
             shares.append(run.fp8_share)
-    return f"{fmean(shares):.0%}" if shares else "unknown"
+    return f"{fmean(shares):.0%}" if shares else "not proven"
 
 
 def describe_training(comparison: Comparison) -> str:
@@ -120,6 +120,7 @@ def describe_training(comparison: Comparison) -> str:
     attempt = record.last_attempt
     tokens = run.steps["tokens"].median()
     versions = [f"{name} {version}" for name, version in attempt.packages.items()]
+    versions = versions or ["versions unknown"]
     commit = (attempt.git.commit or "unknown")[:9]
     return (
         f"Trained: {record.flavor}, {format_parameters(record.parameters)} parameters; "

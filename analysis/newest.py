@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from shlex import quote
 
-from analysis.runs import PlannedRun, read_packed_records, read_yaml
+from analysis.runs import PlannedRun, Run, read_packed_records, read_yaml
 from analysis.study import StudyError, read_study
 from experiments.config.recipes import ROOT, STUDIES_FOLDER, yaml_files
 from experiments.records.run import PACKED_RUNS, RUN_RECORD, STUDY_FILE, RunRecord
@@ -28,7 +28,12 @@ class NothingToShow(InputError):
         return [str(self)]
 
 
-def find_runs(study: str = "", plan: str = STUDY_FILE, command: str = "experiments.study") -> Path:
+def find_runs(
+    study: str = "",
+    plan: str = STUDY_FILE,
+    command: str = "experiments.study",
+    device: str | None = None,
+) -> Path:
     """Choose a notebook's folder: RUNS, else the newest complete study under runs/, else kept runs.
 
     With RUNS=kept it chooses kept runs. Prints why RUNS or a newer study is not shown.
@@ -37,13 +42,14 @@ def find_runs(study: str = "", plan: str = STUDY_FILE, command: str = "experimen
         study: name of the study that the notebook is about; empty for any study.
         plan: name of the file that marks the folder of a study.
         command: module that makes such runs.
+        device: "cuda" or "cpu", for studies made on such a device; None for any.
 
     Raises:
         NothingToShow: RUNS is not a folder, or there are no kept runs either.
     """
     requested = os.environ.get("RUNS")
     if requested == KEPT:
-        return find_kept_runs(study, plan)
+        return find_kept_runs(study, plan, device)
     if requested and not (ROOT / requested).exists():
         raise NothingToShow(f"RUNS={requested}: there is no such folder")
     if requested:
@@ -54,6 +60,8 @@ def find_runs(study: str = "", plan: str = STUDY_FILE, command: str = "experimen
     needed_recipes = _list_recipes(study)
     for folder in folders:
         runs = _read_all_runs(folder) if (folder / plan).exists() else []
+        if device and not requested and device not in _list_devices(runs):
+            continue
         recipes = {run.recipe for run in runs}
         completed_recipes = {run.recipe for run in runs if run.completed}
         is_complete = bool(requested) or all(run.completed for run in runs)
@@ -65,11 +73,12 @@ def find_runs(study: str = "", plan: str = STUDY_FILE, command: str = "experimen
                 f"{folder} lacks completed runs for this notebook, which shows others. To make "
                 f"them: {PYTHON} -m {command} {arguments}"
             )
-    return find_kept_runs(study, plan)
+    return find_kept_runs(study, plan, device)
 
 
-def find_kept_runs(study: str = "", plan: str = STUDY_FILE) -> Path:
-    """Choose the kept folder of a study: the newest from a GPU, else the newest.
+def find_kept_runs(study: str = "", plan: str = STUDY_FILE, device: str | None = None) -> Path:
+    """Choose the kept folder of a study: the newest with a proof from a GPU, else the newest with a
+    proof, else one without a proof, which another program made.
 
     Raises:
         NothingToShow: there is none.
@@ -77,7 +86,9 @@ def find_kept_runs(study: str = "", plan: str = STUDY_FILE) -> Path:
     folders = []
     for results_folder in RESULTS_FOLDERS:
         for file in ROOT.glob(f"{results_folder}/{study}/*/{plan}"):
-            folders.append(file.parent)
+            record = _read_first_record(file.parent)
+            if device in (None, record.last_attempt.hardware.type):
+                folders.append(file.parent)
     if not folders:
         raise NothingToShow(
             f"results/{study} holds no runs: name a folder with RUNS=..., or run `make study`, or "
@@ -86,10 +97,16 @@ def find_kept_runs(study: str = "", plan: str = STUDY_FILE) -> Path:
     return max(folders, key=_rank_folder)
 
 
-def _rank_folder(folder: Path) -> tuple[bool, datetime]:
-    """Return a key to sort by: the newest folder from a GPU has the highest."""
-    attempt = _read_first_record(folder).last_attempt
-    return attempt.hardware.type != "cpu", attempt.start
+def _rank_folder(folder: Path) -> tuple[bool, bool, datetime]:
+    """Return a key to sort by: the newest folder with a proof from a GPU has the highest."""
+    record = _read_first_record(folder)
+    attempt = record.last_attempt
+    return record.proof is not None, attempt.hardware.type != "cpu", attempt.start
+
+
+def _list_devices(runs: list[PlannedRun]) -> set[str]:
+    """List the types of devices on which runs were made."""
+    return {run.record.last_attempt.hardware.type for run in runs if isinstance(run, Run)}
 
 
 def _read_first_record(folder: Path) -> RunRecord:

@@ -109,6 +109,18 @@ def write_file(path: Path, content: bytes) -> None:
         path.write_bytes(content)
 
 
+def write_csv(folder: Path, comparison: Comparison) -> None:
+    """Write the tables of steps, runs and recipes as CSV. Raises OSError."""
+    frames = {
+        "steps": tables.tabulate_steps(comparison.study),
+        "runs": tables.measure_runs(comparison.study),
+        "recipes": tables.recipe_table(comparison).reset_index(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frame in frames.items():
+        write_file(folder / f"{name}.csv", frame.to_csv(index=False).encode())
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = CommandLine("analysis.report", __doc__)
     add = parser.add_argument
@@ -117,6 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--verbose", action="store_true", help="add the other recipes, and each run")
     add("--html", type=Path, metavar="FILE", help="write one self-contained page")
     add("--json", type=Path, metavar="FILE", help="write the figures for programs")
+    add("--csv", type=Path, metavar="DIR", help="write steps.csv, runs.csv and recipes.csv")
     args = parser.parse_arguments(argv)
     comparison = compare(read_study(*args.RUNS), args.reference)
     print_report(comparison, args.verbose)
@@ -126,6 +139,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.html:
             page = write_page(comparison)
             write_file(args.html, page.encode(errors="backslashreplace"))
+        if args.csv:
+            write_csv(args.csv, comparison)
     except OSError as error:
         raise InputError(f"{error}: choose another file") from error
     return EXIT_COMPLETED

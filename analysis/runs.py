@@ -271,7 +271,7 @@ def make_run(
     last = record.last_attempt
     run = Run(
         recipe=record.recipe,
-        seed=str(record.seed),
+        seed="" if record.seed is None else str(record.seed),
         ending=describe_ending(last),
         lost_endings=find_lost_endings(record.attempts, log, steps),
         # The UUID is safer: Slurm may call every GPU of a host 0, and a container invents a host.

@@ -60,7 +60,6 @@ class Study:
         runs: all runs, sorted by recipe, in the order of the study, and by seed.
         file: what the study was started with.
         problems: sentences on records that could not be read, and on runs that were left out.
-        clock_start: what wall times count from.
         recipes: in the order of the study.
         runs_by_recipe: all runs.
         recorded_by_recipe: the runs with records. A recipe without such runs has an empty list.
@@ -72,7 +71,6 @@ class Study:
     runs: Sequence[PlannedRun]
     file: StudyFile
     problems: list[str]
-    clock_start: str = "the process"
     recipes: list[str] = field(init=False)
     runs_by_recipe: dict[str, list[PlannedRun]] = field(init=False)
     recorded_by_recipe: dict[str, list[Run]] = field(init=False)

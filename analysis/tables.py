@@ -13,6 +13,7 @@ from analysis.comparison import COMPILED, Comparison, ComparisonResult
 from analysis.losses import EQUIVALENT_COMPUTE, MARGIN_SHARE, final_loss
 from analysis.runs import PlannedRun, Run
 from analysis.speed import mfu, select_timed, tokens_per_s
+from analysis.study import Study
 
 # The columns of `run_table`, with their formats.
 RUN_COLUMNS = {
@@ -27,16 +28,16 @@ RUN_COLUMNS = {
     "status": "{}",
 }
 HOW_TO_READ = (
-    "tokens/s, tokens_per_s: by the mean steady step, of all GPUs of a run together. iqr: the "
-    "distance of the quartiles of the step time, as a share. mfu_bf16_peak: the MFU of one GPU. "
-    "FP8 share, fp8_share: of the linear layers' matmul FLOPs. Break-even step: from which on the "
-    "wall time, first step (compile) included, is less than the reference's. "
-    "time_to_first_step_s: from process start to the end of step 1. wall_s: of all processes of a "
-    "run.",
-    f"The same loss: within {MARGIN_SHARE:.2%} of the reference's, as DeepSeek-V3 reports for FP8 "
-    "(arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 (arXiv 2203.15556) the "
-    f"equivalent compute is {EQUIVALENT_COMPUTE:.0%} of that of a compute-optimal model of 8.05 B "
-    "parameters.",
+    "tokens/s and tokens_per_s count the tokens of all GPUs of a run, by the mean steady step. iqr "
+    "is the interquartile range of the step time over its median. mfu_bf16_peak is the MFU of one "
+    "GPU. FP8 share and fp8_share are shares of the linear layers' matmul FLOPs. The break-even "
+    "step is the first step from which the wall time, first step (compile) included, is shorter "
+    "than the reference's. time_to_first_step_s counts from the process start to the end of step "
+    "1. wall_s is the wall time of all attempts at a run.",
+    f"Two losses are the same if they differ by less than {MARGIN_SHARE:.2%}, the difference that "
+    "DeepSeek-V3 reports for FP8 (arXiv 2412.19437). By the scaling law of Hoffmann et al. 2022 "
+    f"(arXiv 2203.15556) this is what {EQUIVALENT_COMPUTE:.0%} more compute would buy a "
+    "compute-optimal model of 8.05 B parameters.",
 )
 
 
@@ -65,18 +66,37 @@ def measure_run(run: PlannedRun) -> dict[str, Any]:
     }
 
 
-def measure_runs(comparison: Comparison) -> pd.DataFrame:
+def measure_runs(study: Study) -> pd.DataFrame:
     """Measure all runs of a study: a row for each run, with the columns of `measure_run`."""
-    return pd.DataFrame([measure_run(run) for run in comparison.study.runs])
+    return pd.DataFrame([measure_run(run) for run in study.runs])
 
 
 def run_table(comparison: Comparison) -> pd.DataFrame:
     """Write the table of runs, indexed by recipe and seed."""
-    measurements = measure_runs(comparison).set_index(["recipe", "seed"])
+    measurements = measure_runs(comparison.study).set_index(["recipe", "seed"])
     cells = {}
     for column, text_format in RUN_COLUMNS.items():
         cells[column] = measurements[column].map(text_format.format, "ignore")
     return pd.DataFrame(cells, dtype=object).fillna("-")
+
+
+# ---- a row for each step ----
+
+
+def tabulate_steps(study: Study) -> pd.DataFrame:
+    """Put the steps of all runs below each other: columns `recipe`, `seed`, `step`, then those of
+    `PlannedRun.steps`."""
+    tables = []
+    for run in study.runs:
+        table = run.steps.reset_index()
+        if not isinstance(run, Run) or not run.record.proof:
+            table["in_fp8"] = None  # not proven
+        elif run.record.proof.recipe_name is None:
+            table["in_fp8"] = False
+        table.insert(0, "recipe", run.recipe)
+        table.insert(1, "seed", run.seed)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
 
 
 # ---- a row for each recipe ----

@@ -20,6 +20,7 @@ The files from `make study` to the first step of an optimizer, in the order of t
       models/float8.py               its layers in FP8, by a scaling of scaling.py
       corpus/rows.py                 its data, from the token file of tokens.py: documents.py has
                                      the texts, tokenizer.py encodes them
+      jobs/durations.py              how long its runs will take
       jobs/runner.py                 the process of each run, on its GPU
     run.py                           in each process: its recipe.yaml, with the plan
       training/attempt.py            the run from here to its end: its folder, its training;

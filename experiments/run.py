@@ -55,16 +55,15 @@ def main(argv: list[str] | None = None) -> int:
             return exit_code
 
     # torch: seconds, which a misspelt name need not wait for
-    from experiments.corpus.rows import open_data
     from experiments.training.machine import check_here
     from experiments.training.metrics import TIMELINE
-    from experiments.training.plan import plan
+    from experiments.training.plan import open_data, plan
 
     TIMELINE.mark("import")
     run_plan = plan(recipe)
     results = [("model", run_plan.description), *check_here(run_plan)]
     TIMELINE.mark("setup")
-    run_plan, data_description = open_data(run_plan)
+    opened_plan, data_description = open_data(run_plan)
     results.append(("data", data_description))
     TIMELINE.mark("data")
     if args.dry_run:
@@ -76,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
 
     TIMELINE.mark("import")
     with mark_progress(out):
-        return make_attempt(run_plan, results, out, stop)
+        return make_attempt(opened_plan, results, out, stop)
 
 
 def _make_command_line() -> CommandLine:

@@ -46,8 +46,21 @@ from experiments.jobs.command import (
     parse_seeds,
     require_single_process,
 )
+from experiments.jobs.durations import (
+    Duration,
+    RunSize,
+    Workload,
+    describe_estimate,
+    find_earlier_duration,
+    list_study_folders,
+)
 from experiments.jobs.progress import is_slurm_job, mark_progress
-from experiments.jobs.runner import RunProcess, list_compile_folders, run_all
+from experiments.jobs.runner import (
+    RunProcess,
+    count_parallel_runs,
+    list_compile_folders,
+    run_all,
+)
 from experiments.records.files import (
     check_folder,
     check_mark,
@@ -69,12 +82,14 @@ from experiments.records.run import (
 from models.errors import PYTHON, InputError
 
 if TYPE_CHECKING:
-    from experiments.training.plan import Plan
+    from experiments.training.plan import OpenedPlan
 
 DEFAULT_STUDY = "four_way"
 STUDY_COMMAND = f"{PYTHON} -m experiments.study"
 SLURM_COMMAND = "sbatch launch/alps_fp8.sbatch"
 SEEDS_FOR_VERDICT = 3
+FP8_STEP_FACTOR_ON_CPU = 3.0
+"""A first guess: the kept runs of CPUs took 2 to 6 times the step time of bf16 in FP8."""
 
 
 class StudyPlan(BaseModel):
@@ -121,6 +136,10 @@ def main(argv: list[str] | None = None) -> int:
     elif out is None:
         out = make_dated_folder(_list_names(args)[0])
     runs = _list_incomplete_runs(study, plans, out)
+    earlier = _find_earlier_durations(plans, out)
+    if runs:
+        progresses = [run.read_progress() for run in runs]
+        print(f"Time: {describe_estimate(progresses, earlier, count_parallel_runs(runs))}")
     if args.dry_run:
         for run in runs:
             print(
@@ -130,7 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     with lock_folder(out, "study"):
         write_whole(out / STUDY_FILE, study.to_yaml())
         with mark_progress(out):
-            run_all(runs, stop)
+            run_all(runs, stop, earlier)
         failure_codes = {run.exit_code for run in runs} - {EXIT_COMPLETED}
         report_code = EXIT_COMPLETED
         if not (failure_codes and stop.exit_code):
@@ -312,15 +331,15 @@ def read_study_plan(path: Path, plan_class: type[StudyPlan] = StudyPlan) -> Stud
 # ---- plan ----
 
 
-def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "Plan"]:
+def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "OpenedPlan"]:
     """Plan the runs of each recipe, check this machine, and write missing token files.
 
     No run's time includes the writing of a token file. A dry run on a machine without a GPU does
     not check the machine: another one may train.
     """
-    from experiments.corpus.rows import open_data
     from experiments.training.machine import check_driver, check_units
-    from experiments.training.plan import plan
+    from experiments.training.plan import open_data, plan
+    from experiments.training.wandb_runs import check_wandb
     from models import device
 
     loaded = recipes.load_recipes(study.recipes, study.overlays, study.overrides)
@@ -333,6 +352,7 @@ def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "Plan"]:
         compile_folders = list_compile_folders()
         for recipe_plan in plans.values():
             check_units(recipe_plan, compile_folders)
+            check_wandb(recipe_plan.config)
     plans_with_data = {}
     data_descriptions = []
     for name, recipe_plan in plans.items():
@@ -344,7 +364,7 @@ def _prepare_plans(study: StudyPlan, dry_run: bool) -> dict[str, "Plan"]:
 
 
 def _list_incomplete_runs(
-    study: StudyPlan, plans: dict[str, "Plan"], out: Path
+    study: StudyPlan, plans: dict[str, "OpenedPlan"], out: Path
 ) -> list[RunProcess]:
     """List the runs that are not complete; print their number and the folders of complete runs.
 
@@ -364,6 +384,7 @@ def _list_incomplete_runs(
             directory=folder,
             recipe=recipes.to_yaml(recipe),
             steps=plan.config.training.steps,
+            workload=_describe_workload(plan),
             world_size=plan.world_size,
             description=plan.description,
             steps_before=last_step(folder),
@@ -371,6 +392,40 @@ def _list_incomplete_runs(
         runs.append(run)
     print(f"Runs to make: {len(runs)}, into {out}")
     return runs
+
+
+def _describe_workload(plan: "OpenedPlan") -> Workload:
+    """Describe what decides how long a run of a plan takes."""
+    from models import device
+
+    in_fp8 = bool(plan.fp8.layers)
+    is_slow = in_fp8 and device.TYPE == "cpu"
+    return Workload(
+        recipe=plan.recipe.name,
+        is_compiled=plan.config.compile.compiles_model,
+        in_fp8=in_fp8,
+        step_factor=FP8_STEP_FACTOR_ON_CPU if is_slow else 1.0,
+    )
+
+
+def _find_earlier_durations(plans: dict[str, "OpenedPlan"], out: Path) -> dict[str, Duration]:
+    """Find what the recipes took in earlier runs of this size on this machine, by recipe."""
+    from models import device
+
+    folders = list_study_folders(out)
+    durations = {}
+    for name, plan in plans.items():
+        size = RunSize(
+            device_name=device.name(),
+            parameters=plan.args.parameters(),
+            seq_len=plan.config.training.seq_len,
+            world_size=plan.world_size,
+            step_tokens=plan.tokens * plan.world_size,
+        )
+        duration = find_earlier_duration(folders, name, size)
+        if duration:
+            durations[name] = duration
+    return durations
 
 
 def _report_complete_run(folder: Path) -> None:

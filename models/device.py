@@ -194,14 +194,16 @@ def memory_bytes() -> int:
     return host_memory.allowed_memory_bytes()
 
 
-def find_peak_rates() -> gpus.Gpu | None:
-    """Find this GPU in the table of models/gpus.py; None for a CPU, for a GPU not in the table, and
-    for a GPU whose peaks no datasheet has."""
+def find_peak_rates() -> gpus.PeakRates | None:
+    """Find this GPU's peaks in the table of models/gpus.py; None for a CPU, for a GPU not in the
+    table, and for a GPU whose peaks no datasheet has."""
     key = gpus.find(name()) if TYPE == "cuda" else None
     if key is None:
         return None
     gpu = gpus.GPUS[key]
-    return gpu if gpu.bf16 else None
+    if gpu.bf16 is None:
+        return None
+    return gpus.PeakRates(gpu.bf16, gpu.fp8, gpu.source)
 
 
 def describe_untried_torch() -> str | None:

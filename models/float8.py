@@ -91,6 +91,11 @@ class Float8Choice(NamedTuple):
         """True if matmuls round to FP8 and multiply in float32."""
         return self.matmul is not None and self.matmul.kind == EMULATED
 
+    @property
+    def casts_weight_gradient(self) -> bool:
+        """True if the gradient of a weight is computed in FP8."""
+        return self.scaling is not None and self.scaling.matmuls == 3
+
 
 def choose_float8(model: nn.Module, float8_config) -> Float8Choice:
     """Work out what FP8 changes of a model. Raises `InputError` as `choose_layers`."""

@@ -7,6 +7,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 _H100 = "NVIDIA H100 Tensor Core GPU datasheet (nvidia.com/en-us/data-center/h100)"
 _H100_96 = "The H100 with HBM2e of 96 GB; torchtitan and torchao publish its speeds"
@@ -49,6 +50,14 @@ class Gpu:
     def has_fp8_units(self) -> bool:
         """True if the chip multiplies in FP8."""
         return self.chip not in _OLD_CHIPS
+
+
+class PeakRates(NamedTuple):
+    """What a datasheet says of a GPU's matmuls: dense peaks in FLOP/s."""
+
+    bf16: float
+    fp8: float | None  # None without FP8 units
+    source: str
 
 
 # The keys are names for the command line. A name is a GPU's if it has all words of the GPU's key,

@@ -77,9 +77,8 @@ def flavors(monkeypatch):
 def train(tmp_path, flavors):
     """Trains the first steps of a config in this process; gives the trainer and its log."""
     from experiments.config.recipes import Recipe
-    from experiments.corpus.rows import open_data
     from experiments.training.attempt import RunDirectory, init_single_process
-    from experiments.training.plan import plan
+    from experiments.training.plan import open_data, plan
     from experiments.training.trainer import Trainer
 
     def steps(config, count=1, recipe=None) -> tuple:

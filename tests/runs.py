@@ -75,6 +75,15 @@ def losses_of(run: Path) -> list[float]:
     return [losses[step] for step in sorted(losses)]
 
 
+def read_curve(run: Path, name: str) -> list[float]:
+    """The values of a curve in TensorBoard's files of a run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    [folder] = (run / "tb").iterdir()
+    curves = EventAccumulator(str(folder)).Reload()
+    return [event.value for event in curves.Scalars(name)]
+
+
 def proves_its_fp8(proof: Proof) -> None:
     """All converted layers ran in FP8; or none did, where this machine has to emulate it, as
     scales of rows on a CPU with torch 2.11."""

@@ -5,10 +5,10 @@ from tempfile import TemporaryDirectory
 
 from torch import Tensor, nn
 
-from experiments.corpus.rows import BatchLoader, open_data
+from experiments.corpus.rows import BatchLoader
 from experiments.jobs.command import StopRequest
 from experiments.training.attempt import init_single_process
-from experiments.training.plan import Plan
+from experiments.training.plan import Plan, open_data
 from experiments.training.trainer import Trainer
 
 

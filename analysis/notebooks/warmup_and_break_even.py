@@ -5,7 +5,8 @@
 # its figure. It concluded that with the first step FP8 brings no benefit. That depends on how long
 # the run is.
 #
-# This notebook shows the newest study under `runs/`, or the kept one under `results/`. For another:
+# This notebook shows your newest study of a GPU under `runs/`. Without one it shows the published
+# measurements of one GH200 (`results/gh200_2025-05_published/README.md`). For another study:
 # `RUNS=folder make lab`.
 
 # %%
@@ -14,7 +15,7 @@ from analysis.comparison import compare
 from analysis.study import read_study
 from analysis.tables import cost_table
 
-comparison = compare(read_study(newest.find_runs()))
+comparison = compare(read_study(newest.find_runs(device="cuda")))
 
 # %% [markdown]
 # ## The first step (compile)

@@ -7,14 +7,20 @@ without data says why.
 """
 
 from analysis.comparison import Comparison
-from analysis.plots.bars import first_step, memory, tokens_per_second
+from analysis.plots.bars import (
+    first_step,
+    memory,
+    mfu,
+    time_after_first_step,
+    tokens_per_second,
+)
 from analysis.plots.by_step import lead, loss, loss_difference
 from analysis.plots.style import Plot, draw_panels, to_png, to_svg
 
 __all__ = [
     "FIGURES", "draw_panels", "first_step", "lead", "loss",
-    "loss_difference", "memory", "summary", "to_png", "to_svg",
-    "tokens_per_second",
+    "loss_difference", "memory", "mfu", "summary", "to_png", "to_svg",
+    "time_after_first_step", "tokens_per_second",
 ]  # fmt: skip
 
 # Of a report, in the order in which they answer.

@@ -30,7 +30,7 @@ STARTUP_COLOURS = ["#332288", "#44AA99", "#CC6677", "#999999"]
 
 def measure_completed_runs(comparison: Comparison) -> pd.DataFrame:
     """Measure the completed runs: a row for each run, indexed by recipe."""
-    return measure_runs(comparison).query("completed").set_index("recipe")
+    return measure_runs(comparison.study).query("completed").set_index("recipe")
 
 
 def set_rows(axes: Axes, labels: Sequence[str], x_label: str, texts: Iterable[str] = ()) -> None:
@@ -130,6 +130,27 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
 
 
 @PanelDrawing
+def mfu(axes: Axes, comparison: Comparison) -> None:
+    """Draw each recipe's MFU in percent: model FLOP/s over the GPU's dense bf16 peak."""
+    percent = 100 * measure_completed_runs(comparison)["mfu_bf16_peak"].dropna()
+    if percent.empty:
+        raise NoData("no peak of this device is known")
+    compare_bars(axes, comparison, percent, " %", "MFU")
+    axes.set_xlabel("MFU (% of the bf16 peak)")
+    write_note(axes, "FP8 matmuls count against the bf16 peak too, so that recipes compare.")
+
+
+@PanelDrawing
+def time_after_first_step(axes: Axes, comparison: Comparison) -> None:
+    """Draw each recipe's wall time in seconds, without the first step (compile)."""
+    runs = measure_completed_runs(comparison)
+    seconds = runs["wall_s"] - runs["time_to_first_step_s"]
+    compare_bars(axes, comparison, seconds, " s", "wall time after the first step")
+    axes.set_xlabel("wall time after the first step (s)")
+    write_note(axes, "From the end of step 1 to the end of the run; the next figure adds step 1.")
+
+
+@PanelDrawing
 def memory(axes: Axes, comparison: Comparison) -> None:
     """Draw each recipe's peak memory in GiB."""
     peak_memory_gib = measure_completed_runs(comparison)["peak_memory_gib"]
@@ -158,7 +179,7 @@ def first_step(axes: Axes, comparison: Comparison) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(STARTUP_COLOURS))
     texts = seconds.map(format_number) + " s"
     set_rows(axes, [*map(short_name, seconds.index)], "seconds to the end of step 1", texts)
-    write_note(axes, f"The clock starts with {comparison.study.clock_start}.")
+    write_note(axes, f"The clock starts with {comparison.study.file.clock_start}.")
     recipe = comparison.best.recipe
     reference = comparison.reference
     if recipe in seconds and reference in seconds:

@@ -143,8 +143,11 @@ def loss(axes: Axes, comparison: Comparison) -> None:
     table = pd.DataFrame(curves)  # a row for each step, a column for each run
     first_losses = table.bfill().iloc[0]
     axes.set_ylim(0.98 * table.min(axis=None), 1.02 * first_losses.median())
-    finish_panel(axes, "loss (nats per token)", "{:,.4g}")
-    write_note(axes, "Mean over a tenth of the steps and over seeds; band: range of the runs.")
+    finish_panel(axes, "loss (nats per token)", "{:,.3f}")
+    note = "Mean over a tenth of the steps."
+    if max(map(len, comparison.study.completed_by_recipe.values()), default=0) > 1:
+        note = "Mean over a tenth of the steps and over seeds; band: range of the runs."
+    write_note(axes, note)
     final_losses = []
     for recipe in (comparison.best.recipe, comparison.reference):
         runs = comparison.study.completed_by_recipe.get(recipe, [])
@@ -182,17 +185,31 @@ def loss_difference(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylim(-limit, limit)
     y_label = f"loss − loss of {full_name(comparison.reference)}\n(nats per token)"
     finish_panel(axes, y_label, "{:+z.4f}")
-    write_note(
-        axes,
-        f"Same step and seed. Grey: margin ± {margin:.3g}, in which two losses count as the same. "
-        f"Bands: {LOSS_CONFIDENCE:.0%} interval over several seeds.",
-    )
-    recipe = max(verdicts, key=lambda recipe: abs(verdicts[recipe].difference))
-    difference = verdicts[recipe].difference
-    write_headline(
-        axes,
-        f"{full_name(recipe)} ends {difference:+.4f} from {full_name(comparison.reference)}'s "
-        f"loss: {abs(difference) / margin:.2g} times the margin",
+    note = f"Grey: margin ± {margin:.3g}, in which two losses count as the same."
+    if max(len(verdict.difference_by_seed) for verdict in verdicts.values()) > 1:
+        note += f" Bands: {LOSS_CONFIDENCE:.0%} interval over the seeds."
+    elif not comparison.study.completed[0].seed:
+        note += " The runs have no seed, so another seed may explain the difference."
+    write_note(axes, note)
+    write_headline(axes, describe_largest_difference(verdicts, comparison.reference))
+
+
+def describe_largest_difference(verdicts: dict[str, LossVerdict], reference: str) -> str:
+    """Name the recipes that are off the axis; else say how far the farthest recipe ends from the
+    reference."""
+    off_axis = []
+    differences = {}
+    for recipe, verdict in verdicts.items():
+        differences[recipe] = verdict.difference
+        if abs(verdict.difference) > AXIS_MARGINS * verdict.margin:
+            off_axis.append(f"{full_name(recipe)} is off the axis ({verdict.difference:+.3g})")
+    if off_axis:
+        return "; ".join(off_axis)
+    recipe = max(differences, key=lambda recipe: abs(differences[recipe]))
+    margins = abs(differences[recipe]) / verdicts[recipe].margin
+    return (
+        f"{full_name(recipe)} ends {differences[recipe]:+.4f} from {full_name(reference)}'s loss: "
+        f"{margins:.2g} times the margin"
     )
 
 
@@ -243,24 +260,37 @@ def lead(axes: Axes, comparison: Comparison, with_first_step: bool = True) -> No
     y_label = f"seconds ahead of {full_name(reference)},\nfirst step (compile) {first_step}"
     finish_panel(axes, y_label, "{:+,.0f} s")
     record = reference_runs[0].record
+    clock_note = ""
+    if with_first_step:
+        clock_note = f" The clock starts with {comparison.study.file.clock_start}."
     write_note(
         axes,
         f"{format_parameters(record.parameters)} parameters on {record.world_size} "
-        f"{record.last_attempt.hardware.name}. The clock starts with "
-        f"{comparison.study.clock_start}.",
+        f"{record.last_attempt.hardware.name}.{clock_note}",
     )
     best = comparison.best
     best_runs = comparison.study.completed_by_recipe.get(best.recipe, [])
     if best.recipe and with_first_step:
         mark_break_even(axes, comparison)
-        write_headline(
-            axes, f"{full_name(best.recipe)} ahead of {full_name(reference)}: {best.break_even}"
-        )
+        write_headline(axes, describe_lead(best.recipe, reference, best.break_even))
     elif best_runs:
         lead_s = fmean(leads[run].iloc[-1] for run in best_runs)
+        side = "ahead of" if lead_s > 0 else "behind"
         write_headline(
-            axes, f"Without the first step {full_name(best.recipe)}'s lead ends at {lead_s:+,.0f} s"
+            axes,
+            f"Without the first step {full_name(best.recipe)} ends {abs(lead_s):,.0f} s {side} "
+            f"{full_name(reference)}",
         )
+
+
+def describe_lead(recipe: str, reference: str, break_even: BreakEven) -> str:
+    """Say when a recipe is ahead of the reference in wall time."""
+    names = f"{full_name(recipe)} is {{}}ahead of {full_name(reference)}"
+    if break_even.when == When.NOT_COMPARED:
+        return f"Whether {full_name(recipe)} is ahead of {full_name(reference)} is unknown"
+    if break_even.when == When.NEVER:
+        return names.format("never ")
+    return f"{names.format('')} {break_even}"
 
 
 def find_leads(

@@ -50,7 +50,7 @@ STUDIES_FOLDER = RECIPES / "studies"
 # Functions of extensions in place of the core's; a recipe may have one of each
 SINGLE_HOOKS = (
     "all_reduce", "build_optimizers", "check_orphans", "choose_matmul", "convert",
-    "data_parallel_degrees", "evidence", "gradient_bytes", "parallelize", "start",
+    "data_parallel_degrees", "evidence", "gradient_bytes", "name_scaling", "parallelize", "start",
 )  # fmt: skip
 CHECKPOINT_KEY = "checkpoint.enable"
 FOUR_RECIPES = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")
@@ -100,13 +100,17 @@ class Recipe:
     def find_hook(self, name: str, default: Callable | None = None) -> Callable | None:
         """Return an extension's function in place of the core's `default`."""
         assert name in SINGLE_HOOKS
-        hooks = self.find_hooks(name)
+        hooks = [*self.find_hooks(name).values()]
         return hooks[0] if hooks else default
 
-    def find_hooks(self, name: str) -> list[Callable]:
-        """Return the function `name` of each extension: they add to what the core does."""
-        modules = self.extensions.values()
-        return [getattr(module, name) for module in modules if hasattr(module, name)]
+    def find_hooks(self, name: str) -> dict[str, Callable]:
+        """Return the function `name` of each extension that has one, by extension: they add to what
+        the core does."""
+        hooks = {}
+        for extension, module in self.extensions.items():
+            if hasattr(module, name):
+                hooks[extension] = getattr(module, name)
+        return hooks
 
     def with_seed(self, seed: int) -> "Recipe":
         """Return this recipe with another seed."""

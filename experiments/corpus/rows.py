@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -12,23 +12,11 @@ from experiments.config.keys import Config  # before torchtitan, for its CPU dev
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from experiments.corpus.tokens import TokenFile, prepare_token_file
+from experiments.corpus.tokens import TokenFile
 from models.errors import InputError
 
 Row = tuple[dict[str, torch.Tensor], torch.Tensor]
 """{"input": int64 [seq_len]} and the labels, int64 [seq_len]."""
-
-
-def open_data(plan):
-    """Open a plan's token file, writing it first if it is missing.
-
-    Returns the plan with the token file, and a sentence about what the run reads. Raises
-    `InputError`.
-    """
-    token_file = prepare_token_file(plan.config)
-    check_vocabulary(token_file, plan.args.vocab_size)
-    description = describe_data(token_file, plan.config, plan.world_size)
-    return replace(plan, token_file=token_file), description
 
 
 def check_vocabulary(token_file: TokenFile, model_vocab_size: int) -> None:

@@ -165,7 +165,10 @@ def _write_token_file(
     end_of_text = choose_end_of_text(tokenizer, config)
     eos_id = tokenizer.get_vocab()[end_of_text]
     # printed: a command's log does not exist yet, and a large corpus takes minutes
-    print(f"Preparing {folder}, whose documents end with {end_of_text}")
+    print(
+        f"Preparing {folder}, seconds to minutes by the size of the text; its documents end with "
+        f"{end_of_text}"
+    )
     # The tokenizer's threads end before this process forks. Without this variable, each later fork
     # prints a warning about them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

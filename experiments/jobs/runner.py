@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,15 +30,26 @@ from experiments.jobs.command import (
     STARTER_PID,
     StopRequest,
 )
+from experiments.jobs.durations import (
+    COMPILATION_HINT,
+    Duration,
+    RunProgress,
+    Workload,
+    estimate_remaining,
+    measure_duration,
+)
 from experiments.records.files import write_whole
 from experiments.records.run import (
     LOG,
+    METRICS,
     RECIPE,
     RUN_RECORD,
+    LogInterval,
     RecordError,
     RunRecord,
     last_interval,
     last_step,
+    read_log,
 )
 
 CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -62,6 +74,7 @@ class RunProcess:
     directory: Path
     recipe: str  # the text of its recipe.yaml
     steps: int
+    workload: Workload
     world_size: int = 1
     description: str = ""  # of its plan
     steps_before: int = 0  # the last step on record when the study began
@@ -69,6 +82,9 @@ class RunProcess:
     exit_code: int = EXIT_RESUME
     is_stopping: bool = False  # a request to stop was passed on
     process: subprocess.Popen | None = None
+    start_time: float | None = None  # of the process, by `time.monotonic`
+    has_ended: bool = False
+    duration: Duration | None = None  # of the attempt, once it has ended
     # When the process started; None once the notes in the run's record are printed
     unreported_start: datetime | None = None
     attempt_number: int = 0  # of the process, once its beginning is on record
@@ -103,6 +119,7 @@ class RunProcess:
                 variables[name] = f"{cache_folder}/{name}"
             with open(self.directory / LOG, "a", encoding="utf-8") as log:
                 self.unreported_start = datetime.now(UTC)
+                self.start_time = time.monotonic()
                 self.process = subprocess.Popen(
                     [*numa_command, sys.executable, "-m", RUN_MODULE, str(self.directory)],
                     env=os.environ | variables,
@@ -112,9 +129,13 @@ class RunProcess:
                 )
         except OSError as error:  # the next run may find room
             self.exit_code = EXIT_BAD_INPUT
+            self.has_ended = True
             self.report(f"failed: {error}")
             return False
-        self.report(f"started on GPU {gpu_names}" if gpu_names else "started")
+        event = f"started on GPU {gpu_names}" if gpu_names else "started"
+        if self.workload.is_compiled:
+            event += f"; {COMPILATION_HINT}"
+        self.report(event)
         return True
 
     def poll_and_report(self) -> bool:
@@ -129,6 +150,10 @@ class RunProcess:
         if exit_code is None:
             return False
         self.exit_code = exit_code
+        self.has_ended = True
+        intervals = self._read_attempt()
+        if intervals and self.start_time:
+            self.duration = measure_duration(intervals, time.monotonic() - self.start_time)
         self.folders.close()
         if exit_code < 0 and self.is_stopping and -exit_code != signal.SIGKILL:
             ending = "stopped before its first step"  # it did not listen yet
@@ -142,6 +167,32 @@ class RunProcess:
             ending += f": {self._read_last_log_line()}"
         self.report(ending)
         return True
+
+    def _read_attempt(self) -> list[LogInterval]:
+        """Read the log intervals of this process; none before its first step."""
+        try:
+            intervals = read_log(self.directory / METRICS)
+        except RecordError:  # the run itself reports its fault
+            return []
+        return [interval for interval in intervals if interval.attempt == self.attempt_number]
+
+    def read_progress(self) -> RunProgress:
+        """Read how far the run is, or what it took."""
+        if self.has_ended:
+            return RunProgress(self.workload, 0, duration=self.duration, has_ended=True)
+        if self.start_time is None:
+            return RunProgress(self.workload, self.steps - self.steps_before)
+        elapsed_s = time.monotonic() - self.start_time
+        intervals = self._read_attempt()
+        if not intervals:
+            return RunProgress(self.workload, self.steps - self.steps_before, elapsed_s)
+        return RunProgress(
+            self.workload,
+            self.steps - intervals[-1].step,
+            elapsed_s,
+            max(0.0, elapsed_s - intervals[-1].elapsed_s),
+            measure_duration(intervals),
+        )
 
     def _read_last_log_line(self) -> str:
         """Read the last line of the log that is not empty, without its time; name the log."""
@@ -164,14 +215,16 @@ class RunProcess:
                 for note in attempt.notes:
                     self.report(note)
 
-    def report_progress(self, remaining_s: float) -> None:
+    def report_progress(self, remaining_s: float | None) -> None:
         """Print the run's last step, and the remaining seconds of all runs."""
         interval = last_interval(self.directory)
         if interval and interval.attempt == self.attempt_number:
+            remaining = "unknown time"
+            if remaining_s is not None:
+                remaining = str(timedelta(seconds=round(remaining_s)))
             self.report(
                 f"step {interval.step}/{self.steps}  loss {interval.loss or math.nan:.3f}  "
-                f"{interval.tokens_per_s:,.0f} tokens/s  "
-                f"all runs: {timedelta(seconds=round(remaining_s))} left"
+                f"{interval.tokens_per_s:,.0f} tokens/s  all runs: {remaining} left"
             )
 
     def report(self, event: str) -> None:
@@ -179,30 +232,32 @@ class RunProcess:
         print(f"{datetime.now():%H:%M:%S} {self.title}: {event}")
 
 
-def run_all(runs: list[RunProcess], stop: StopRequest) -> None:
+def run_all(runs: list[RunProcess], stop: StopRequest, earlier: Mapping[str, Duration]) -> None:
     """Start runs and wait for them, as many at once as the machine has GPUs.
 
     A request to stop is passed on to the runs, and no further run starts. A run takes at most the
     GPUs of this machine.
+
+    Args:
+        earlier: durations of earlier runs, by recipe, for the time that is left.
     """
     stop.waits_for_step_end = True
     for number, run in enumerate(runs, 1):
         run.title = f"[{number}/{len(runs)}] {run.title}"
     try:
-        _run_queue(runs, stop)
+        _run_queue(runs, stop, earlier)
     finally:  # any end of this function ends the runs too
         _send_signal(runs, signal.SIGTERM)
         stop.waits_for_step_end = False
 
 
-def _run_queue(runs: list[RunProcess], stop: StopRequest) -> None:
+def _run_queue(runs: list[RunProcess], stop: StopRequest, earlier: Mapping[str, Duration]) -> None:
     """Start runs as GPUs become free, forward stop signals, and report progress and ends."""
     waiting = list(runs)
     running: list[RunProcess] = []
     is_stopping = False
     kill_time = math.inf
-    start_time = time.monotonic()
-    report_time = start_time
+    report_time = time.monotonic()
     while running or (waiting and not stop.exit_code):
         try:
             if not stop.exit_code:
@@ -217,14 +272,20 @@ def _run_queue(runs: list[RunProcess], stop: StopRequest) -> None:
             running = [run for run in running if not run.poll_and_report()]
             if time.monotonic() > report_time + PROGRESS_INTERVAL_S:
                 report_time = time.monotonic()
-                completed_steps = sum(run.step - run.steps_before for run in runs)
-                remaining_steps = sum(run.steps - run.step for run in running + waiting)
-                step_s = (report_time - start_time) / max(1, completed_steps)
+                remaining_s = estimate_remaining(
+                    [run.read_progress() for run in runs], earlier, count_parallel_runs(runs)
+                )
                 for run in running:
-                    run.report_progress(step_s * remaining_steps)
+                    run.report_progress(remaining_s)
         except KeyboardInterrupt:  # a second Ctrl-C: the runs end within their step
             kill_time = time.monotonic() + KILL_AFTER_S
             _send_signal(running, signal.SIGINT)
+
+
+def count_parallel_runs(runs: list[RunProcess]) -> int:
+    """Count the runs that this machine's GPUs have room for at a time."""
+    max_world_size = max((run.world_size for run in runs), default=1)
+    return max(1, len(list_visible_gpus()) // max_world_size)
 
 
 def _start_waiting(waiting: list[RunProcess], running: list[RunProcess]) -> None:

@@ -3,7 +3,6 @@ and studies."""
 
 import errno
 import fcntl
-import itertools
 import logging
 import os
 import shlex
@@ -127,10 +126,12 @@ def make_dated_folder(name: str) -> Path:
     RUNS_FOLDER.mkdir(exist_ok=True)
     dated_folder = name_dated_folder(name)
     folder = dated_folder
-    for number in itertools.count(2):
+    number = 1
+    while True:
         with suppress(FileExistsError):
             folder.mkdir()
             return folder
+        number += 1
         folder = dated_folder.with_name(f"{dated_folder.name}-{number}")
 
 

@@ -44,7 +44,8 @@ from models.errors import InputError
 
 MAX_RECORD_BYTES = 2**30  # a log of a million intervals has 300 MB
 MAX_PLANNED_RUNS = 5_000  # of a study
-LAYOUT_VERSION = 5  # of the directory; a record of another version is refused
+LayoutVersion = Literal[5]
+LAYOUT_VERSION: LayoutVersion = 5  # of the directory; a record of another version is refused
 NOT_STEADY_STEPS = 10  # the first of a process: compilation, allocator and clocks settle
 
 RECIPE = "recipe.yaml"
@@ -75,6 +76,9 @@ Moment = Annotated[
 StepName = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
 Loss = Number | None
 """null where it was not finite."""
+Status = Literal["running", "completed", "interrupted", "diverged", "failed"]
+CacheState = Literal["cold", "warm", "none"]
+StateKind = Literal["weights", "states"]
 
 
 class StudyFile(BaseModel):
@@ -83,6 +87,7 @@ class StudyFile(BaseModel):
     recipes: Annotated[list[str], Field(max_length=MAX_PLANNED_RUNS)] = []
     seeds: Annotated[list[Seed], Field(max_length=MAX_PLANNED_RUNS)] = []
     reference: str = "baseline"
+    clock_start: str = "the process"  # what the wall times of its runs count from
 
     @model_validator(mode="after")
     def _limit_planned_runs(self) -> Self:
@@ -199,14 +204,14 @@ class Git(Record):
 class Timing(Record):
     time_to_first_step_s: Annotated[float, Field(gt=0, le=1e9)]  # from process start to its end
     startup: dict[str, Number]  # its breakdown
-    compile_cache: Literal["cold", "warm", "none"]
+    compile_cache: CacheState
 
 
 class Attempt(Record):
     """One process that worked on a run: its code, its machine, its end."""
 
     number: AttemptNumber
-    status: Literal["running", "completed", "interrupted", "diverged", "failed"]
+    status: Status
     start: Moment
     end: Moment | None = None
     error: str | None = None
@@ -255,7 +260,7 @@ class Parameters(Record):
     moved_in_first_step: Count
     still_in_first_step: list[str]
     dtype_cannot_hold_first_update: list[str]
-    bytes_per_parameter: dict[Literal["weights", "states"], Number] = {}
+    bytes_per_parameter: dict[StateKind, Number] = {}
 
 
 class Proof(Record):
@@ -291,12 +296,12 @@ class Proof(Record):
 class RunRecord(Record):
     """What a run trains, the attempts at it, and what it proved."""
 
-    layout_version: Literal[LAYOUT_VERSION] = LAYOUT_VERSION
+    layout_version: LayoutVersion = LAYOUT_VERSION
     recipe: str
     base: str | None
     overlays: list[str]
     description: str
-    seed: Count
+    seed: Count | None  # null where none was set: in a study of another program
     steps: Steps  # asked for
     compiled: bool  # the blocks, or the whole model; false if only the loss is compiled
     world_size: AtLeast1

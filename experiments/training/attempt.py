@@ -45,10 +45,11 @@ from experiments.records.files import (
 )
 from experiments.training import checkpoint, machine, places
 from experiments.training.machine import CheckResult
-from experiments.training.plan import Plan
+from experiments.training.plan import OpenedPlan, Plan
 from experiments.training.proof import ProofError
 from experiments.training.sizes import explain_shortage
 from experiments.training.trainer import Diverged, Trainer, casts_weights
+from experiments.training.wandb_runs import name_wandb_run
 from models import device
 from models.errors import InputError
 
@@ -62,13 +63,13 @@ GIT_TIMEOUT_S = 20
 class RunEnd(NamedTuple):
     """How a run ended: its status for the record, the exit code, and a sentence about an error."""
 
-    status: str
+    status: records.Status
     exit_code: int
     error: str | None = None
 
 
 def make_attempt(
-    plan: Plan, results: list[CheckResult], out: Path | None, stop: StopRequest
+    plan: OpenedPlan, results: list[CheckResult], out: Path | None, stop: StopRequest
 ) -> int:
     """Train into `out` (None: a new folder under runs/); return the exit code.
 
@@ -126,7 +127,7 @@ def log_full_disk_of_threads():
 
 @log_full_disk_of_threads()
 def _train(
-    plan: Plan,
+    plan: OpenedPlan,
     results: list[CheckResult],
     out: Path,
     directory: "RunDirectory | None",
@@ -138,6 +139,8 @@ def _train(
         directory: takes the records; None in all ranks except the first.
     """
     plan.config.job.dump_folder = str(out)  # where torchtitan writes
+    if plan.config.metrics.enable_wandb:
+        name_wandb_run(plan.recipe.name, plan.config.debug.seed, out)
     configure_log(out / records.LOG if directory else None, TrueLines(plan.config))
     for topic, sentence in results:
         level = logging.WARNING if topic == machine.TORCH_TOPIC else logging.INFO
@@ -190,7 +193,9 @@ def _describe_end(error: BaseException, stop: StopRequest, plan: Plan, out: Path
 def _describe_failure(error: BaseException, plan: Plan, out: Path) -> str:
     """Say in a sentence why a run failed; log the traceback of what is not the machine's state."""
     is_about_checkpoint = isinstance(error, CheckpointException)
-    cause = checkpoint.find_first_cause(error) if is_about_checkpoint else error
+    cause = error
+    if isinstance(error, CheckpointException):
+        cause = checkpoint.find_first_cause(error)
     caches = [Path(os.environ[name]) for name in CACHE_VARIABLES if os.environ.get(name)]
     full_disk = describe_full_disk(cause, [out, *caches])
     if full_disk and is_about_checkpoint:
@@ -232,7 +237,7 @@ class RunDirectory:
             record.
     """
 
-    def __init__(self, path: Path, plan: Plan):
+    def __init__(self, path: Path, plan: OpenedPlan):
         """Lock the directory, and put the beginning of this attempt on record.
 
         Raises `InputError` if the directory holds something else than this run unfinished, and if
@@ -261,7 +266,7 @@ class RunDirectory:
         self.write()
         records.cut_torn_line(path / records.METRICS)
 
-    def _find_checkpoint(self, plan: Plan) -> tuple[int, list[str]]:
+    def _find_checkpoint(self, plan: OpenedPlan) -> tuple[int, list[str]]:
         """Find the step of the checkpoint to go on from, and notes; 0 without one."""
         if not plan.config.checkpoint.enable:
             return 0, []
@@ -301,7 +306,7 @@ class RunDirectory:
 
 def _note_lost_steps(path: Path, log: list[records.LogInterval], last_step: int) -> list[str]:
     """Word the steps from 1 to `last_step` without a line in a run's log."""
-    logged_steps = set()
+    logged_steps: set[int] = set()
     for interval in log:
         logged_steps.update(interval.steps)
     lost_steps = records.missing_steps(logged_steps, last_step)
@@ -378,7 +383,7 @@ def _refuse_completed_run(path: Path, completed_steps: int, steps: int) -> str:
 # ---- the records of a run ----
 
 
-def _make_run_record(plan: Plan, attempts: list[records.Attempt]) -> records.RunRecord:
+def _make_run_record(plan: OpenedPlan, attempts: list[records.Attempt]) -> records.RunRecord:
     """Write down what is trained."""
     recipe = plan.recipe
     config = plan.config
@@ -421,10 +426,10 @@ def _make_attempt_record(plan: Plan, number: int, path: Path) -> records.Attempt
         python=platform.python_version(),
         packages={name: packages[name] for name in DECISIVE_PACKAGES if name in packages},
         environment=_write_environment(path, environment),
-        git={"commit": commit and commit.strip(), "changes": diff and hash_text(diff)},
-        fp8_matmul=matmul and {"how": matmul.kind, "why": matmul.reason},
-        hardware=machine.hardware(),
-        peak_flops=peak and {"bf16": peak.bf16, "fp8": peak.fp8, "source": peak.source},
+        git=records.Git(commit=commit and commit.strip(), changes=diff and hash_text(diff)),
+        fp8_matmul=matmul and records.Fp8Matmul(how=matmul.kind, why=matmul.reason),
+        hardware=records.Hardware(**machine.hardware()),
+        peak_flops=peak and records.Peak(**peak._asdict()),
         cuda=torch.version.cuda,
         variables=places.read_variables(),
     )
@@ -432,7 +437,7 @@ def _make_attempt_record(plan: Plan, number: int, path: Path) -> records.Attempt
 
 def _list_packages() -> dict[str, str]:
     """List the versions of all packages; of two with one name, the one that Python imports."""
-    versions = {}
+    versions: dict[str, str] = {}
     for package in distributions():  # in the order of sys.path: the first is imported
         if package.name:
             versions.setdefault(package.name, package.version)
@@ -500,7 +505,6 @@ class TrueLines(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Correct a line; return whether anything of it is left."""
-        line = record.getMessage()
-        record.msg = self.untrue.sub("", line)
+        record.msg = self.untrue.sub("", record.getMessage())
         record.args = None
-        return bool(record.msg) or not line
+        return bool(record.msg)

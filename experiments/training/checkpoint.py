@@ -17,6 +17,7 @@ import io
 import os
 import pickle
 import shutil
+import warnings
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,6 +47,7 @@ from torch.distributed.checkpoint.state_dict_saver import (
     AsyncCheckpointerType,
     AsyncSaveResponse,
 )
+from torch.distributed.checkpoint.storage import WriteResult
 from torchtitan.components.checkpoint import MODEL, AsyncMode, CheckpointManager
 from torchtitan.tools.utils import GarbageCollection
 
@@ -143,7 +145,9 @@ def _read_identity(checkpoint: Path) -> str:
     """Read the identity of a whole checkpoint's run, from the trainer's `state_dict`."""
     state = {"train_state": {"identity": ""}}
     try:
-        load_plain(state, checkpoint)
+        with warnings.catch_warnings():  # one that there is a single process, as is so here
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load_plain(state, checkpoint)
     except CheckpointException:  # it has no identity
         return "none of a run"
     return state["train_state"]["identity"]
@@ -225,7 +229,7 @@ class Checkpoints(CheckpointManager):
         checkpoint_id: str,
         async_mode: AsyncMode,
         enable_garbage_collection: bool = False,
-        **_,
+        to_hf: bool = False,
     ) -> Future | AsyncSaveResponse | None:
         """Save with a digest, and word a full disk. Raises `CheckpointException`."""
         writer = DigestWriter(checkpoint_id)
@@ -234,13 +238,26 @@ class Checkpoints(CheckpointManager):
             if enable_garbage_collection:
                 GarbageCollection.collect("GC collection invoked by checkpointer.")
             return None
-        options = {}
+        checkpointer_type = AsyncCheckpointerType.THREAD
+        stager = None
         if async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
-            options["async_checkpointer_type"] = AsyncCheckpointerType.PROCESS
-            options["async_stager"] = self.stager
-        return dcp.async_save(state_dict, storage_writer=writer, process_group=self.pg, **options)
+            checkpointer_type = AsyncCheckpointerType.PROCESS
+            stager = self.stager
+        return dcp.async_save(
+            state_dict,
+            storage_writer=writer,
+            process_group=self.pg,
+            async_checkpointer_type=checkpointer_type,
+            async_stager=stager,
+        )
 
-    def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, **_) -> None:
+    def dcp_load(
+        self,
+        state_dict: dict[str, Any],
+        checkpoint_id: str,
+        from_hf: bool = False,
+        from_quantized: bool = False,
+    ) -> None:
         """Load plain data only. Raises `CheckpointException`."""
         stored_names = PlainReader(checkpoint_id).read_metadata().state_dict_metadata.keys()
         [model] = self.states[MODEL].model
@@ -273,22 +290,25 @@ class DigestWriter(_FileSystemWriter):
         super().__init__(path)
         self.fs = _CheckpointFiles()
 
-    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Future:
+    def write_data(
+        self, plan: dcp.SavePlan, planner: dcp.SavePlanner
+    ) -> torch.futures.Future[list[WriteResult]]:
         """Write the items of this rank. Raises `DiskFull`."""
         needed_bytes = ITEM_BYTES * len(plan.items)
         for item in plan.items:
             if item.tensor_data:
                 itemsize = item.tensor_data.properties.dtype.itemsize
                 needed_bytes += prod(item.tensor_data.chunk.sizes) * itemsize
-        file = self.path / f"{plan.storage_data.prefix}0.distcp"
+        file = Path(self.path, f"{plan.storage_data.prefix}0.distcp")
         with disk_full(file, needed_bytes, file):
             return super().write_data(plan, planner)
 
     def finish(self, metadata: dcp.Metadata, results: list) -> None:
         """Write .metadata and its digest, on rank 0. Raises `DiskFull`."""
-        with disk_full(self.path / METADATA, len(pickle.dumps((metadata, results)))):
+        folder = Path(self.path)
+        with disk_full(folder / METADATA, len(pickle.dumps((metadata, results)))):
             super().finish(metadata, results)
-        write_whole(self.path / DIGEST, f"{hash_metadata(self.path)}  {METADATA}\n")
+        write_whole(folder / DIGEST, f"{hash_metadata(folder)}  {METADATA}\n")
 
 
 class _CheckpointFiles(FileSystem):
@@ -404,7 +424,9 @@ def _check_item(
     value = torch.load(content, map_location="cpu", weights_only=True)
     stored = metadata.state_dict_metadata[index.fqn]
     if isinstance(stored, TensorStorageMetadata):
-        size_by_offset = {chunk.offsets: chunk.sizes for chunk in stored.chunks}
+        size_by_offset: dict[torch.Size | None, torch.Size] = {}
+        for chunk in stored.chunks:
+            size_by_offset[chunk.offsets] = chunk.sizes
         expected = (stored.properties.dtype, size_by_offset[index.offset])
         if (value.dtype, value.shape) != expected:
             raise ValueError(f"{place.relative_path}: {index.fqn} is not what {METADATA} describes")
@@ -414,7 +436,7 @@ class PlainReader(dcp.FileSystemReader):
     """Reads a checkpoint without running code of its .metadata."""
 
     def read_metadata(self, *_, **__) -> dcp.Metadata:
-        with open(self.path / METADATA, "rb") as file:
+        with open(Path(self.path, METADATA), "rb") as file:
             return _PlainUnpickler(file).load()
 
 

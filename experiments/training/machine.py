@@ -13,6 +13,7 @@ from experiments.training import visible_gpus
 from experiments.training.compilation import check_compilation
 from experiments.training.plan import Plan, refuse_keys
 from experiments.training.sizes import check_memory
+from experiments.training.wandb_runs import check_wandb
 from models import device, gpus, nvidia_smi
 from models.errors import REINSTALL, InputError
 from models.flops import GIB
@@ -43,6 +44,7 @@ def check_here(plan: Plan) -> list[CheckResult]:
     """
     check_driver()
     check_units(plan)
+    check_wandb(plan.config)
     memory_gib = device.memory_bytes() / GIB
     results = [
         ("device", f"{device.name()}, {memory_gib:.0f} GiB ({device.TYPE})"),

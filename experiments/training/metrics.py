@@ -3,10 +3,10 @@
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from torch._dynamo.utils import calculate_time_spent, counters
 from torch.profiler import ProfilerAction, profile, schedule
 from torchtitan.components.metrics import MetricsProcessor
 
-from experiments.records.run import METRICS, LogInterval, Timing
+from experiments.records.run import METRICS, CacheState, LogInterval, Timing
 from experiments.training.plan import Plan
 from models import device
 
@@ -29,7 +29,7 @@ def compiled_s() -> float:
     return calculate_time_spent().get("total_wall_time", 0.0)
 
 
-def describe_compile_cache() -> str:
+def describe_compile_cache() -> CacheState:
     """Return `cold` if inductor compiled any graph, `warm` if all came from its cache, else `none`.
 
     Some graphs cannot be cached (bypass): a block's with recomputation, whose random numbers are an
@@ -121,15 +121,30 @@ class Meter:
         self.total_retries = total_retries
 
     def record_interval(
-        self, step: int, grad_norm: float, lr: float, fp8_flops_per_token: float
+        self,
+        step: int,
+        grad_norm: float,
+        lr: float,
+        fp8_flops_per_token: float,
+        sections: Mapping[str, Mapping[str, float]],
     ) -> LogInterval:
-        """Record the interval up to `step`, and begin the next."""
+        """Record the interval up to `step`, and begin the next.
+
+        Args:
+            sections: numbers of extensions, by extension and name.
+        """
+        extension_sections: dict[str, dict[str, float | None]] = {}
+        for extension, section in sections.items():
+            extension_sections[extension] = {
+                key: _replace_infinite(value) for key, value in section.items()
+            }
         losses = self.all_reduce(torch.stack(self.losses))
         step_s = self.stopwatch.read()
         memory = self.processor.device_memory_monitor.get_peak_stats()
         retries = self.all_reduce(torch.tensor(self.retries), "max").tolist()
         first_step = step - len(step_s) + 1
         device_tokens_per_s = self.plan.tokens * len(step_s) / sum(step_s)
+        mfus = calculate_mfus(self.plan, device_tokens_per_s, fp8_flops_per_token)
         interval = LogInterval(
             attempt=self.directory.attempt.number if self.directory else 1,
             step=step,
@@ -145,7 +160,10 @@ class Meter:
             not_steady=self.not_steady,
             allocator_retries=[s for s, count in enumerate(retries, first_step) if count],
             peak_memory_bytes=int(memory.max_reserved_gib * 2**30),
-            **calculate_mfus(self.plan, device_tokens_per_s, fp8_flops_per_token),
+            mfu_bf16_peak=mfus.bf16_peak,
+            mfu_fp8_peak=mfus.fp8_peak,
+            mfu_mixed_peak=mfus.mixed_peak,
+            **extension_sections,
         )
         if self.directory:
             interval.append_to(self.directory.path / METRICS)
@@ -161,26 +179,32 @@ class Meter:
         return [round(wait_s, 6) for wait_s in waits.reshape(n_steps, -1).sum(1).tolist()]
 
 
-def calculate_mfus(
-    plan: Plan, tokens_per_s: float, fp8_flops_per_token: float
-) -> dict[str, float | None]:
-    """Divide the FLOP/s of a device by the peaks of its datasheet: fractions of 1, as LogInterval
-    has them. Empty without a datasheet.
+class Mfus(NamedTuple):
+    """The FLOP/s of a device, divided by peaks of its datasheet: shares of 1."""
+
+    bf16_peak: float | None = None  # None without a datasheet
+    fp8_peak: float | None = None
+    mixed_peak: float | None = None
+
+
+def calculate_mfus(plan: Plan, tokens_per_s: float, fp8_flops_per_token: float) -> Mfus:
+    """Divide the FLOP/s of a device by the peaks of its datasheet.
 
     Args:
         tokens_per_s: of one device.
     """
     peak = device.find_peak_rates()
     if peak is None:
-        return {}
+        return Mfus()
     flops_per_s = tokens_per_s * plan.flops_per_token
-    mfus = {"mfu_bf16_peak": flops_per_s / peak.bf16}
-    if peak.fp8:
-        bf16_flops_per_token = plan.flops_per_token - fp8_flops_per_token
-        ideal_s_per_token = fp8_flops_per_token / peak.fp8 + bf16_flops_per_token / peak.bf16
-        mfus["mfu_fp8_peak"] = flops_per_s / peak.fp8
-        mfus["mfu_mixed_peak"] = tokens_per_s * ideal_s_per_token
-    return mfus
+    mfus = Mfus(flops_per_s / peak.bf16)
+    if peak.fp8 is None:
+        return mfus
+    bf16_flops_per_token = plan.flops_per_token - fp8_flops_per_token
+    ideal_s_per_token = fp8_flops_per_token / peak.fp8 + bf16_flops_per_token / peak.bf16
+    return mfus._replace(
+        fp8_peak=flops_per_s / peak.fp8, mixed_peak=tokens_per_s * ideal_s_per_token
+    )
 
 
 def _replace_infinite(value: float) -> float | None:

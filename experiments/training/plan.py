@@ -1,6 +1,6 @@
 """Work out what a recipe asks for, and refuse what cannot run before anything is written.
 
-`plan` needs no GPU and no data. corpus/rows.py opens the token file, machine.py checks what this
+`plan` needs no GPU and no data. `open_data` opens the token file, and machine.py checks what this
 machine must have. All raise `InputError` with a sentence that says what to change.
 """
 
@@ -8,19 +8,17 @@ import json
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import torch
 
 from experiments.config import recipes
 from experiments.config.keys import DEFAULTS, Config
+from experiments.corpus.rows import check_vocabulary, describe_data
+from experiments.corpus.tokens import TokenFile, prepare_token_file
 from models import float8
-from models.architectures import build_model, model_args
+from models.architectures import RecipeArgs, build_model, model_args
 from models.errors import InputError
 from models.flops import estimate_recipe_memory
-
-if TYPE_CHECKING:
-    from experiments.corpus.tokens import TokenFile
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Plan:
 
     recipe: recipes.Recipe
     config: Config  # the recipe's
-    args: object  # of the model's class
+    args: RecipeArgs  # of the model's class
     fp8: float8.Float8Choice  # which layers, with which scaling, multiplied how
     world_size: int  # processes of the run, each on a device of its own
     shards: int  # processes that share parameters, gradients and optimizer states
@@ -37,13 +35,19 @@ class Plan:
     flops_per_token: int
     memory_needed: float  # bytes on each device
     description: str  # what is trained, in which precision
-    token_file: "TokenFile | None" = None  # once it is opened
 
     @property
     def tokens(self) -> int:
         """Tokens of a step on one device, padding included."""
         training = self.config.training
         return self.passes * training.local_batch_size * training.seq_len
+
+
+@dataclass(frozen=True)
+class OpenedPlan(Plan):
+    """What a recipe asks for, with the token file that a run reads."""
+
+    token_file: TokenFile
 
     @property
     def identity(self) -> str:
@@ -62,10 +66,11 @@ def plan(recipe: recipes.Recipe) -> Plan:
     world_size = replicas * shards
     passes = max(1, training.global_batch_size // (training.local_batch_size * world_size))
     memory_by_use = estimate_recipe_memory(config, args, shards, passes)
-    for estimate in recipe.find_hooks("memory_by_use"):
+    for estimate in recipe.find_hooks("memory_by_use").values():
         memory_by_use |= estimate(config, args, shards)
     flops_per_token = args.flops_per_token(training.seq_len)
     gflops = f"{flops_per_token / 1e9:.4g} GFLOP per token"
+    scaling = recipe.find_hook("name_scaling", name_recipe_scaling)(config)
     run_plan = Plan(
         recipe=recipe,
         config=config,
@@ -76,11 +81,23 @@ def plan(recipe: recipes.Recipe) -> Plan:
         passes=passes,
         flops_per_token=flops_per_token,
         memory_needed=sum(memory_by_use.values()),
-        description=f"{args.describe()}, {gflops}, {_describe_precision(config, fp8)}",
+        description=f"{args.describe()}, {gflops}, {_describe_precision(config, fp8, scaling)}",
     )
-    for check in recipe.find_hooks("check"):
+    for check in recipe.find_hooks("check").values():
         check(run_plan)
     return run_plan
+
+
+def open_data(run_plan: Plan) -> tuple[OpenedPlan, str]:
+    """Open a plan's token file, writing it first if it is missing.
+
+    Returns the plan with the token file, and a sentence about what the run reads. Raises
+    `InputError`.
+    """
+    token_file = prepare_token_file(run_plan.config)
+    check_vocabulary(token_file, run_plan.args.vocab_size)
+    description = describe_data(token_file, run_plan.config, run_plan.world_size)
+    return OpenedPlan(**vars(run_plan), token_file=token_file), description
 
 
 def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
@@ -98,11 +115,18 @@ def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
     return fp8
 
 
-def _describe_precision(config: Config, fp8: float8.Float8Choice) -> str:
+def name_recipe_scaling(config: Config) -> str | None:
+    """Name the scaling of a recipe; None without FP8."""
+    return config.quantize.linear.float8.recipe_name
+
+
+def _describe_precision(config: Config, fp8: float8.Float8Choice, scaling: str | None) -> str:
     """Word how many layers run in FP8, and whether they run eager in a compiled recipe."""
     sentence = "no FP8"
     if fp8.layers:
-        sentence = f"{len(fp8.layers)} linear layers in {fp8.recipe_name} FP8"
+        sentence = f"{len(fp8.layers)} linear layers in {scaling} FP8"
+    if fp8.emulated:
+        sentence += ", emulated"
     if config.compile.enable and not config.compile.compiles_model:
         sentence += ", eager, except for a compiled loss"
     return sentence

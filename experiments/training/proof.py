@@ -37,7 +37,7 @@ from torch._dynamo.utils import counters
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.records.run import Parameters, Proof, Stretch
+from experiments.records.run import Parameters, Proof, StateKind, Stretch
 from experiments.training.plan import Plan
 from models import float8
 from models.device import local_tensor
@@ -45,6 +45,7 @@ from models.device import local_tensor
 SEARCHED_ELEMENTS = 1 << 24  # of a parameter, for witnesses; this bounds memory
 MAX_WITNESSES = 64  # elements of a parameter whose values are compared
 MAX_REPORTED_SHAPES = 3
+MatmulShape = tuple[int, int, int]  # M, K, N
 
 FP8_MATMUL = "aten::_scaled_mm"
 # Attention is none of these: it is bmm, or a kernel of its own
@@ -85,11 +86,11 @@ class ProofCollector:
         self.converted = float8.converted_modules(model)
         self.fp8 = plan.fp8  # of the steps to come
         self.attention: str | None = None  # set by `profile`
-        self.profiled: Stretch | None = None  # set by `profile`
-        self.moved: Parameters | None = None  # set by `watch_movement`
+        self.profiled: Stretch  # set by `profile`
+        self.moved: Parameters  # set by `watch_movement`
         self.evidence: dict[str, dict] = {}  # by extension
 
-        optimized_ids = set()
+        optimized_ids: set[int] = set()
         for group in optimizer.param_groups:
             optimized_ids.update(map(id, group["params"]))
         self.orphans = [name for name, p in self.trainable.items() if id(p) not in optimized_ids]
@@ -107,8 +108,8 @@ class ProofCollector:
     @contextmanager
     def profile(self, step: int) -> Iterator[None]:
         """Profile `step`, run inside; check its matmuls and graphs."""
-        check_hooks = self.plan.recipe.find_hooks("check_profile")
-        activities = [ProfilerActivity.CPU]
+        check_hooks = self.plan.recipe.find_hooks("check_profile").values()
+        activities: list[ProfilerActivity] | None = [ProfilerActivity.CPU]
         if check_hooks:
             activities = None  # the work of a GPU too
         with profile(activities=activities, record_shapes=True) as profiler:
@@ -167,7 +168,9 @@ class ProofCollector:
             if parameter.grad is None:
                 raise ProofError(f"{name} is trainable and got no gradient")
             if not is_resumed:
-                witnesses[name] = _find_witnesses(parameter, float(group["lr"]), group["eps"])
+                witnesses[name] = _find_witnesses(
+                    parameter, parameter.grad, float(group["lr"]), group["eps"]
+                )
         yield
         still = []
         unmovable = []
@@ -197,7 +200,7 @@ class ProofCollector:
             bytes_per_parameter=self._bytes_per_parameter(optimized),
         )
 
-    def _bytes_per_parameter(self, optimized: list[nn.Parameter]) -> dict[str, float]:
+    def _bytes_per_parameter(self, optimized: list[nn.Parameter]) -> dict[StateKind, float]:
         """Measure what this rank keeps from step to step: weights and optimizer states."""
         weights = [local_tensor(parameter) for parameter in optimized]
         n_elements = sum(weight.numel() for weight in weights)
@@ -246,7 +249,7 @@ class Gemm(NamedTuple):
     """A matmul of a profiled step: (M, K) by (K, N)."""
 
     operator: str
-    shape: tuple[int, int, int]  # M, K, N
+    shape: MatmulShape
     scale_shapes: tuple[tuple[int, ...], ...] = ()  # in FP8: of what follows the operands
 
     @property
@@ -285,8 +288,10 @@ def _find_called_matmuls(events: Iterable) -> list[Gemm]:
         if event.name in COMPILATIONS:
             continue
         called = _find_called_matmuls(event.cpu_children)
-        if TRITON_MATMUL_PATTERN.match(event.name):
-            matmuls.append(_read_triton_matmul(event))
+        triton_match = TRITON_MATMUL_PATTERN.match(event.name)
+        if triton_match:
+            is_fp8 = triton_match[1] == "scaled_"
+            matmuls.append(_read_triton_matmul(event, is_fp8))
         elif event.name in MATMUL_OPERATORS:
             called_in_fp8 = [matmul for matmul in called if matmul.is_fp8]
             matmuls += called_in_fp8 or [_read_matmul(event)]
@@ -309,7 +314,7 @@ def _read_matmul(event) -> Gemm:
     return Gemm(event.name, shape)
 
 
-def _read_triton_matmul(event) -> Gemm:
+def _read_triton_matmul(event, is_fp8: bool) -> Gemm:
     """Read the shape of a matmul that inductor compiled.
 
     Its two operands come first, each perhaps transposed, and its output last. Scales of rows have a
@@ -319,7 +324,7 @@ def _read_triton_matmul(event) -> Gemm:
     m, n = matrices[-1]
     # (M K) (K N) is (M N) times K squared
     k = math.isqrt(math.prod(matrices[0]) * math.prod(matrices[1]) // (m * n))
-    if TRITON_MATMUL_PATTERN.match(event.name)[1] == "scaled_":
+    if is_fp8:
         return Gemm("triton _scaled_mm", (m, k, n), _read_scale_shapes(event))
     return Gemm("triton mm", (m, k, n))
 
@@ -338,13 +343,15 @@ def find_attention(events: Iterable) -> str | None:
 
 def sum_flops_by_operator(matmuls: Iterable[Gemm]) -> dict[str, int]:
     """Add up the FLOPs of matmuls."""
-    flops = Counter()
+    flops: Counter[str] = Counter()
     for matmul in matmuls:
         flops[matmul.operator] += matmul.flops
     return dict(flops)
 
 
-def count_expected_matmuls(plan: Plan, layers: Iterable[nn.Module]) -> tuple[Counter, Counter]:
+def count_expected_matmuls(
+    plan: Plan, layers: Iterable[nn.Linear]
+) -> tuple[Counter[MatmulShape], Counter[MatmulShape]]:
     """Count the FP8 matmuls of a step by shape, (M, K, N): at least and at most so many.
 
     A converted layer of `in` and `out` features multiplies, for each pass over `tokens`:
@@ -358,12 +365,12 @@ def count_expected_matmuls(plan: Plan, layers: Iterable[nn.Module]) -> tuple[Cou
     """
     tokens = plan.tokens // plan.passes
     recomputes = plan.config.activation_checkpoint.mode != "none"
-    min_counts = Counter()
-    max_counts = Counter()
+    min_counts: Counter[MatmulShape] = Counter()
+    max_counts: Counter[MatmulShape] = Counter()
     for layer in layers:
         n_out, n_in = layer.weight.shape
         shapes = [(tokens, n_in, n_out), (tokens, n_out, n_in)]
-        if layer.weight.requires_grad and plan.fp8.scaling.matmuls == 3:
+        if layer.weight.requires_grad and plan.fp8.casts_weight_gradient:
             shapes.append((n_out, tokens, n_in))
         for shape in shapes:
             min_counts[shape] += plan.passes
@@ -382,7 +389,7 @@ def count_compiled_graphs() -> int:
 
 
 def _find_witnesses(
-    parameter: nn.Parameter, lr: float, eps: float
+    parameter: nn.Parameter, parameter_gradient: torch.Tensor, lr: float, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find elements sure to change in Adam's first step, lr * g / (|g| + eps).
 
@@ -390,7 +397,7 @@ def _find_witnesses(
     eps are left out.
     """
     weight = local_tensor(parameter).flatten()[:SEARCHED_ELEMENTS]
-    gradient = local_tensor(parameter.grad).flatten()[:SEARCHED_ELEMENTS]
+    gradient = local_tensor(parameter_gradient).flatten()[:SEARCHED_ELEMENTS]
     half_step = 0.5 * lr * gradient.float().sign()
     moves = (weight.float() - half_step).to(weight.dtype) != weight
     is_certain = gradient.abs() > 100 * eps

@@ -161,7 +161,7 @@ def query_gpu_memories() -> list[Memory]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         [free_mib] = nvidia_smi.query_fields(["memory.free"], f"GPU-{properties.uuid}")
-        free_bytes = properties.total_memory
+        free_bytes: float = properties.total_memory
         if free_mib:
             free_bytes = min(free_bytes, float(free_mib) * 2**20)
         memories.append(Memory(free_bytes - CONTEXT_BYTES, properties.total_memory))

@@ -20,19 +20,21 @@ import torchtitan.train as titan
 from torchtitan.components.loss import IGNORE_INDEX, build_cross_entropy_loss
 from torchtitan.components.lr_scheduler import build_lr_schedulers
 from torchtitan.components.optimizer import build_optimizers
+from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.train_spec import TrainSpec
 from torchtitan.tools.logging import logger
 from torchtitan.tools.profiling import maybe_enable_memory_snapshot
 
 from experiments.corpus.rows import BatchLoader
 from experiments.jobs.command import Interrupted, StopRequest
+from experiments.jobs.durations import COMPILATION_HINT
 from experiments.records.run import NOT_STEADY_STEPS, Proof
 from experiments.training.checkpoint import Checkpoints
 from experiments.training.metrics import TIMELINE, Meter, end_traced_step, make_tracer
-from experiments.training.plan import Plan
+from experiments.training.plan import OpenedPlan
 from experiments.training.proof import ProofCollector, digest_tensors
 from models import float8
-from models.architectures import find_architecture, parallelize_model
+from models.architectures import RecipeModel, find_architecture, parallelize_model
 from models.device import local_tensor
 
 if TYPE_CHECKING:
@@ -84,8 +86,11 @@ class Trainer(titan.Trainer):
     """One run of a plan. Its records go into a run directory, if there is one."""
 
     checkpointer: Checkpoints
+    dataloader: BatchLoader
 
-    def __init__(self, plan: Plan, stop: StopRequest, directory: "RunDirectory | None" = None):
+    def __init__(
+        self, plan: OpenedPlan, stop: StopRequest, directory: "RunDirectory | None" = None
+    ):
         TIMELINE.mark("setup")
         self.plan = plan
         self.stop = stop
@@ -110,6 +115,11 @@ class Trainer(titan.Trainer):
         self._unsaved_reason = ""  # why there is no checkpoint of the last step
         TIMELINE.mark("optimizer")
 
+    @property
+    def interval_steps(self) -> range:
+        """The steps of the log interval so far."""
+        return range(self.step - len(self.meter.losses) + 1, self.step + 1)
+
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
     def _make_train_spec(self, _) -> TrainSpec:
@@ -131,7 +141,9 @@ class Trainer(titan.Trainer):
         """Build the loader of this process's rows."""
         return BatchLoader(self.plan.token_file, self.plan.config, dp_rank, dp_world_size)
 
-    def _convert_model(self, model: torch.nn.Module, *arguments) -> torch.nn.Module:
+    def _convert_model(
+        self, model: RecipeModel, parallel_dims: ParallelDims, config
+    ) -> RecipeModel:
         """Swap linear layers for FP8 layers; recompute, compile and shard the model.
 
         The model has no weights yet.
@@ -141,7 +153,7 @@ class Trainer(titan.Trainer):
         convert(model, self.plan)
         TIMELINE.mark("conversion")
         shard = self.plan.recipe.find_hook("parallelize")
-        return parallelize_model(model, *arguments, shard=shard)
+        return parallelize_model(model, parallel_dims, config, shard)
 
     def _build_optimizers(self, *arguments):
         """Build the optimizer; the model has its weights."""
@@ -164,6 +176,8 @@ class Trainer(titan.Trainer):
         self.checkpointer.load(checkpoint_step)
         self.begin()
         logger.info(f"Training starts at step {self.first_step}")
+        if config.compile.enable:
+            logger.info(COMPILATION_HINT)
         snapshots = maybe_enable_memory_snapshot(
             config.profiling, global_step=self.step, base_folder=config.job.dump_folder
         )
@@ -187,13 +201,13 @@ class Trainer(titan.Trainer):
         config = self.job_config
         is_first = self.step == self.first_step
         is_last = self.step == config.training.steps
-        for prepare in self.plan.recipe.find_hooks("before_step"):
+        for prepare in self.plan.recipe.find_hooks("before_step").values():
             prepare(self, self.step)
         is_profiled = self.step == self.profiled_step
 
         with self.proof.profile(self.step) if is_profiled else nullcontext():
             self.optimizers.zero_grad()
-            lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
+            lr = float(self.lr_schedulers.schedulers[0].get_last_lr()[0])
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
             if self.step == 1 and self.directory and self.plan.world_size == 1:
                 tokens = [inputs["input"] for inputs, _ in micro_batches]
@@ -206,7 +220,8 @@ class Trainer(titan.Trainer):
                 loss = self.forward_backward_step(
                     input_dict={"input": device.to_device(inputs["input"], self.device)},
                     labels=device.to_device(labels, self.device),
-                    global_valid_tokens=valid_tokens,
+                    # torchtitan only divides by it
+                    global_valid_tokens=valid_tokens,  # type: ignore[arg-type]
                 )
                 losses.append(loss.detach())
 
@@ -306,9 +321,13 @@ class Trainer(titan.Trainer):
         """Record a log interval, and log torchtitan's curves. Raises `Diverged`."""
         fp8 = self.proof.fp8
         fp8_flops_per_token = 0 if fp8.emulated else fp8.flops_per_token
-        interval = self.meter.record_interval(self.step, grad_norm, lr, fp8_flops_per_token)
+        sections = self._measure_extensions()
+        interval = self.meter.record_interval(
+            self.step, grad_norm, lr, fp8_flops_per_token, sections
+        )
         self._n_short_steps += len(set(interval.allocator_retries) - set(interval.not_steady))
-        if None in interval.losses:
+        finite_losses = [loss for loss in interval.losses if loss is not None]
+        if len(finite_losses) < len(interval.losses):
             raise Diverged(f"the loss was not finite by step {self.step}")
         if interval.grad_norm is None:
             names = self._list_infinite_gradients()
@@ -318,7 +337,19 @@ class Trainer(titan.Trainer):
             )
         largest_loss = float(self.all_reduce(local_loss, "max"))
         curves = {"n_tokens_seen": self.ntokens_seen * self.plan.world_size, "lr": lr}
-        self.metrics_processor.log(self.step, interval.losses[-1], largest_loss, grad_norm, curves)
+        for extension, section in sections.items():
+            for key, value in section.items():
+                curves[f"{extension}/{key}"] = value
+        self.metrics_processor.log(self.step, finite_losses[-1], largest_loss, grad_norm, curves)
+
+    def _measure_extensions(self) -> dict[str, dict[str, float]]:
+        """Ask the extensions for their numbers of the log interval, by extension and name."""
+        sections = {}
+        for extension, measure in self.plan.recipe.find_hooks("metrics").items():
+            values = measure(self)
+            if values:
+                sections[extension] = values
+        return sections
 
     def _list_infinite_gradients(self) -> list[str]:
         """Name the parameters whose gradient is not finite.
@@ -327,7 +358,8 @@ class Trainer(titan.Trainer):
         """
         names = []
         for name, parameter in self.proof.trainable.items():
-            is_finite = local_tensor(parameter.grad).isfinite().all()
+            gradient = parameter.grad
+            is_finite = gradient is None or local_tensor(gradient).isfinite().all()
             if self.all_reduce(torch.tensor(int(not is_finite)), "max"):
                 names.append(name)
         return names
@@ -344,7 +376,7 @@ class Trainer(titan.Trainer):
             )
         if self._unsaved_reason:
             notes.append(self._unsaved_reason)
-        for write_notes in self.plan.recipe.find_hooks("notes"):
+        for write_notes in self.plan.recipe.find_hooks("notes").values():
             notes += write_notes(self)
         return notes
 

@@ -94,6 +94,13 @@ def before_step(trainer, step: int) -> None:
     trainer.compiled_before_s = compiled_s()
 
 
+def metrics(trainer) -> dict[str, float]:
+    """Count the share of a log interval's steps that ran in FP8."""
+    fp8_steps = find_fp8_steps(trainer.job_config)
+    steps = trainer.interval_steps
+    return {"fp8_share_of_steps": sum(step in fp8_steps for step in steps) / len(steps)}
+
+
 def evidence(trainer) -> Proof:
     """Sum up the proofs of all phases so far, which an earlier attempt may have begun with; the
     last one in FP8 gives the FLOPs. Note what the switch took to compile."""

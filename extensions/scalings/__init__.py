@@ -147,6 +147,20 @@ def check_profile(proof, profiler) -> None:
         prove_block_scales(proof, profiler)
 
 
+def metrics(trainer) -> dict[str, float]:
+    """Say how many casts of the last step saturated; nothing without delayed scales."""
+    from extensions.scalings.layer import measure_saturation
+
+    return measure_saturation(trainer.model_parts[0], trainer.all_reduce)
+
+
+def name_scaling(config) -> str:
+    """Name the scaling, and the format of gradients where it is not the scaling's own."""
+    section = config.scalings
+    name = section.name or config.quantize.linear.float8.recipe_name
+    return f"{name} ({section.gradients} gradients)" if section.gradients else name
+
+
 def notes(trainer) -> list[str]:
     """Say how operands are scaled, where the records of FP8 name another scaling."""
     name = trainer.job_config.scalings.name

@@ -201,9 +201,7 @@ def set_gradient_format(config: Float8LinearConfig, name: str) -> Float8LinearCo
 def end_step(model: nn.Module, all_reduce: Callable) -> None:
     """Move this step's largest values into the history; `all_reduce` finds all processes'
     largest."""
-    histories = [
-        buffer for name, buffer in model.named_buffers() if name.endswith("largest_values")
-    ]
+    histories = list_histories(model)
     if not histories:
         return
     step_maxima = all_reduce(torch.stack(histories)[:, :, 0], "max")
@@ -211,3 +209,22 @@ def end_step(model: nn.Module, all_reduce: Callable) -> None:
         history[:, 0] = step_max
         history.copy_(history.roll(1, dims=1))
         history[:, 0] = 0
+
+
+@torch.no_grad()
+def measure_saturation(model: nn.Module, all_reduce: Callable) -> dict[str, float]:
+    """Measure the share of operands with a value beyond the earlier steps' largest one, which
+    saturated in this step; empty without histories. `all_reduce` as in `end_step`."""
+    histories = list_histories(model)
+    if not histories:
+        return {}
+    largest_values = torch.stack(histories)  # (layers, operands, 1 + steps)
+    step_maxima = all_reduce(largest_values[:, :, 0], "max")
+    earlier_maxima = largest_values[:, :, 1:].amax(2)
+    is_saturated = (earlier_maxima > 0) & (step_maxima > earlier_maxima)
+    return {"saturated_share_of_operands": is_saturated.float().mean().item()}
+
+
+def list_histories(model: nn.Module) -> list[Tensor]:
+    """List the largest values of all layers with delayed scales."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("largest_values")]

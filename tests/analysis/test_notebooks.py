@@ -1,5 +1,6 @@
 """What is generated of the notebooks is current; and which runs they open."""
 
+import json
 import os
 import runpy
 from itertools import chain
@@ -107,6 +108,19 @@ def test_kept_results_prefer_a_gpu_and_are_of_one_study(project):
     assert newest.find_runs().name == "a" and newest.find_runs("other").name == "c"
     with pytest.raises(newest.NothingToShow, match="make study"):
         newest.find_runs("unknown")
+
+
+def test_a_study_of_a_cpu_hides_no_study_of_a_gpu(project):
+    """Of kept studies of GPUs, one with a proof goes first, whenever it was made."""
+    write_dated_study(project / "runs" / "own", 5)
+    assert newest.find_runs(device="cuda").name == "a"
+    assert newest.find_runs(device="cpu").name == "own"
+    write_dated_study(project / "results" / "unproven", 9, "cuda")
+    file = project / "results/unproven/baseline/seed0/run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"proof": None}))
+    assert newest.find_runs(device="cuda").name == "a"
+    write_dated_study(project / "runs" / "gpu", 1, "cuda")
+    assert newest.find_runs(device="cuda").name == "gpu"
 
 
 def test_own_complete_runs_go_before_kept_ones(project, monkeypatch, capsys):

@@ -55,8 +55,3 @@ def test_troubleshooting_quotes_what_is_said():
     quotes = re.findall(r"\*\*`([^`]*)`", page)
     missing = [part for quote in quotes for part in quote.split(" … ") if part not in said]
     assert quotes and not missing
-
-
-def test_readme_is_one_page():
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 150

@@ -8,9 +8,10 @@ import pytest
 
 import extensions
 from experiments.config import keys, recipes, yaml_with_origins
+from experiments.records.run import METRICS, read_log
 from tests import processes
 from tests.processes import ROOT
-from tests.runs import SMALLEST, TINY, attempt_of
+from tests.runs import SMALLEST, TINY, attempt_of, read_curve
 
 GUIDE = ROOT / "docs/extensions.md"
 KEYS = [*TINY, SMALLEST, "training.steps=2", "compile.enable=false"]
@@ -42,6 +43,11 @@ def test_the_smallest_extension_of_the_guide_works(tmp_path, monkeypatch, run_he
     assert run_here("baseline_ema", "--overlay", "cpu", "--out", run, *KEYS, *corpus_keys) == 0
     notes = str(attempt_of(run)["notes"])
     assert re.search(r"the average is at most \S*[1-9]\S* from the weights", notes)
+    intervals = read_log(run / METRICS)
+    assert [interval.step for interval in intervals] == [1, 2]
+    values = [interval.model_extra["ema"]["rms"] for interval in intervals]
+    assert values[0] > 0 and values[0] != values[1]
+    assert read_curve(run, "ema/rms") == pytest.approx(values)
 
 
 def test_the_guide_lists_the_functions_that_are_called():

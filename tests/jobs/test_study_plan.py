@@ -11,9 +11,9 @@ import torch
 from analysis import report
 from experiments import run, study
 from experiments.config import recipes
-from experiments.corpus import rows
 from experiments.records.files import lock_file, lock_folder
 from experiments.records.run import RECIPE
+from experiments.training import plan
 from models import device
 from models.errors import InputError
 from tests.make_runs import write_run
@@ -54,12 +54,34 @@ def test_a_study_goes_on_with_more_seeds_each_once(command, tmp_path, capsys):
     assert runs == [f"{folder}/baseline/seed{seed}" for seed in (1, 2)]
 
 
+def test_a_dry_run_says_how_long_the_runs_take(tmp_path, capsys):
+    """By an earlier run beside the study: 60 steps of 2 s after 61 s of start, for two seeds."""
+    command = ["baseline", "--overlay", "cpu", "--seeds", "2", "--dry-run", "--out"]
+    out = str(tmp_path / "new")
+    assert study.main([*command, out]) == 0
+    printed = capsys.readouterr().out
+    assert "Runs to make: 2" in printed and "Time: unknown" in printed
+    planned = plan.plan(recipes.load("baseline", ["cpu"]))
+    write_run(
+        tmp_path / "old/baseline/seed0",
+        seconds=[1.0] + [2.0] * 59,
+        losses=[10.0] * 60,
+        warm_up=63.0,
+        log={"tokens": planned.tokens},
+        parameters=planned.args.parameters(),
+        seq_len=planned.config.training.seq_len,
+        hardware={"name": device.name()},
+    )
+    assert study.main([*command, out]) == 0
+    assert "Time: about 7 minutes, by earlier runs" in capsys.readouterr().out
+
+
 def test_a_study_chooses_its_size_once(tmp_path, capsys, monkeypatch):
     """A study file asks for it; the file of the started study has the chosen overlays."""
     (tmp_path / "study.yaml").write_text(PLAN.replace("overlays: [cpu]", "size: auto"))
     assert study.main([str(tmp_path), "--dry-run"]) == 0
     assert "would run baseline seed 0: 60 steps" in capsys.readouterr().out
-    monkeypatch.setattr(study, "run_all", lambda runs, stop: setattr(runs[0], "exit_code", 0))
+    monkeypatch.setattr(study, "run_all", lambda runs, *_: setattr(runs[0], "exit_code", 0))
     monkeypatch.setattr(study, "_report_study", Mock(return_value=0))
     assert study.main([str(tmp_path)]) == 0
     written = study.read_study_plan(tmp_path / "study.yaml")
@@ -146,7 +168,7 @@ def gpu(monkeypatch):
 def test_a_gpu_without_fp8_is_refused_before_anything_is_written(
     more, fails, gpu, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(rows, "open_data", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(plan, "open_data", Mock(side_effect=AssertionError))
     command = ["tensorwise_fp8_compiled", "--overlay", "no_recompute", "--out", tmp_path / "out"]
     assert "has no FP8 units" in fails(study.main, *command, *more)
     assert not (tmp_path / "out").exists()

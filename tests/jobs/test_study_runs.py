@@ -16,11 +16,13 @@ from analysis import report
 from experiments import study
 from experiments.jobs import runner
 from experiments.jobs.command import EXIT_BAD_INPUT, EXIT_STOPPED, StopRequest
+from experiments.jobs.durations import COMPILATION_HINT, Workload
 from experiments.jobs.runner import RunProcess, run_all
 from models.errors import PYTHON
 from tests.runs import attempt_of, call, lines_of
 
 NAMES = ["baseline", "baseline_compiled"]
+EAGER = Workload("baseline")
 
 
 @pytest.fixture
@@ -49,6 +51,7 @@ def test_a_failure_stops_no_other_run_and_the_study_goes_on_later(start, tmp_pat
     assert f"(log: {out}/baseline/seed0/log.txt)" in printed
     line = r"baseline_compiled seed 0: step \d+/90  loss .*  all runs: 0:0\d:\d+ left"
     assert re.search(line, printed), printed
+    assert printed.count(COMPILATION_HINT) == 1
     assert printed.rindex("started on GPU") < printed.index("completed at step 90")
     assert printed.count("baseline_compiled seed 0: there is no whole checkpoint") == 1
 
@@ -86,7 +89,7 @@ def test_a_second_ctrl_c_ends_the_runs_within_their_step(start, tmp_path, monkey
 
 
 def test_a_run_that_is_stopped_before_it_listens_was_not_killed(tmp_path, capsys):
-    run = RunProcess("a", tmp_path, "", 9)
+    run = RunProcess("a", tmp_path, "", 9, EAGER)
     (tmp_path / "log.txt").touch()
     run.cache_folder = Mock()
     run.process = Mock(poll=lambda: -signal.SIGTERM)
@@ -97,8 +100,8 @@ def test_a_run_that_is_stopped_before_it_listens_was_not_killed(tmp_path, capsys
 
 def test_a_run_that_cannot_start_stops_no_other(tmp_path, capsys):
     (tmp_path / "file").touch()
-    runs = [RunProcess("a", tmp_path / "file/run", "", 9) for _ in range(2)]
-    run_all(runs, StopRequest())
+    runs = [RunProcess("a", tmp_path / "file/run", "", 9, EAGER) for _ in range(2)]
+    run_all(runs, StopRequest(), {})
     assert [run.exit_code for run in runs] == [EXIT_BAD_INPUT] * 2
     assert capsys.readouterr().out.count("a: failed: [Errno 20] Not a directory") == 2
 
@@ -107,8 +110,8 @@ def test_steps_are_counted_anew_where_a_run_begins_again(tmp_path, monkeypatch):
     """Of a run without checkpoints 40 steps were on record, and none is now."""
     monkeypatch.setattr(runner, "RUN_MODULE", "platform")  # which ends at once
     monkeypatch.setattr(runner, "PROGRESS_INTERVAL_S", 0.0)
-    run = RunProcess("a", tmp_path / "run", "", 90, steps_before=40)
-    run_all([run], StopRequest())
+    run = RunProcess("a", tmp_path / "run", "", 90, EAGER, steps_before=40)
+    run_all([run], StopRequest(), {})
     assert (run.exit_code, run.steps_before) == (0, 0)
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config import recipes
+from experiments.jobs.durations import COMPILATION_HINT
 from experiments.run import OPENMP_SPINS, main
 from experiments.study import main as study_main
 from models import device
@@ -72,6 +73,17 @@ def test_a_newer_torch_is_tried_with_a_warning(
 
 
 # ---- what is compiled ----
+
+
+def test_the_log_says_what_the_run_does_and_no_more(tmp_path, run_here, corpus_keys):
+    """One line that it compiles, no MFU without a peak, no warning, no line without words."""
+    keys = ["--overlay", "cpu", *TINY, SMALLEST, *corpus_keys, "compile.backend=aot_eager"]
+    keys.append("lr_scheduler.warmup_steps=2")  # of 4 steps: more would be a warning
+    assert run_here("tensorwise_fp8_compiled", *keys, "--out", tmp_path / "run") == 0
+    log = (tmp_path / "run/log.txt").read_text()
+    assert log.count(COMPILATION_HINT) == 1 and log.count("step: ") == 4
+    assert "nan" not in log and "WARNING" not in log
+    assert not re.search(r"(?m)^[\d-]+ [\d:]+ [A-Z]+ *$", log)
 
 
 def test_a_run_whose_loss_alone_is_compiled_is_no_compiled_run(tmp_path, run_here, corpus_keys):

@@ -3,7 +3,6 @@
 import errno
 import os
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -15,13 +14,13 @@ from experiments.records.run import Environment, RunRecord, read_log
 from experiments.run import main
 from experiments.training import attempt
 from experiments.training.attempt import RunDirectory, RunEnd
-from experiments.training.plan import plan
+from experiments.training.plan import OpenedPlan, plan
 from models.errors import InputError
 from tests.make_runs import record, resolved, stamp
 
 KEY = "checkpoint.enable=true"
-PLAN = replace(
-    plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY])),
+PLAN = OpenedPlan(
+    **vars(plan(recipes.load("tensorwise_fp8_compiled", ["cpu"], [KEY]))),
     token_file=SimpleNamespace(path=Path("a corpus")),
 )
 RECIPE = recipes.to_yaml(PLAN.recipe)

@@ -74,6 +74,15 @@ def test_rates_leave_out_the_steps_after_a_switch(train, monkeypatch):
     assert [interval.step for interval in intervals if not interval.not_steady] == [5, 6]
 
 
+def test_the_log_says_which_steps_ran_in_fp8(train):
+    """Intervals of steps 1, 2 to 4, 5 to 8 and 9, with FP8 from step 3 to 6."""
+    keys = [*SMALL, *phase_keys(3, 6), "training.steps=9", "metrics.log_freq=4"]
+    recipe = recipes.load(FP8, ["cpu"], keys)
+    _, intervals = train(recipe.config, 9, recipe)
+    shares = [(i.step, i.model_extra["phases"]["fp8_share_of_steps"]) for i in intervals]
+    assert shares == [(1, 0), (4, pytest.approx(2 / 3)), (8, 0.5), (9, 0)]
+
+
 @pytest.mark.slow
 def test_two_processes_that_recompute_activations_switch_together(tmp_path):
     """FSDP2 gathers weights in bf16."""

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
+from experiments import study
 from extensions.scalings import SCALINGS, TORCHAO_MXFP8, Section, convert, signal_to_noise
-from extensions.scalings.layer import end_step, round_blocks, scaled_linear
+from extensions.scalings.layer import end_step, measure_saturation, round_blocks, scaled_linear
 from tests.models import layers
 from tests.models.layers import operands, results
 from tests.runs import SMALLEST, TINY, kill, losses_of
@@ -94,6 +95,21 @@ def test_gradients_in_another_format_than_the_scalings_own(recipe, gradient_form
     assert torch.equal(out, changed_out) and not torch.equal(x_grad, changed_x_grad)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "scaling"),
+    [
+        ("scaling_mxfp8", "mxfp8 FP8, emulated"),
+        ("scaling_blockwise", "blockwise FP8, emulated"),
+        ("scaling_delayed", "delayed FP8"),
+        ("scaling_rowwise_e5m2_gradients", "rowwise (e5m2 gradients) FP8"),
+        ("tensorwise_fp8_compiled", "tensorwise FP8"),
+    ],
+)
+def test_a_dry_run_names_the_scaling(recipe, scaling, capsys):
+    assert study.main([recipe, "--overlay", "cpu", "--dry-run"]) == 0
+    assert f"linear layers in {scaling}," in capsys.readouterr().out
+
+
 # ---- delayed ----
 
 
@@ -117,6 +133,19 @@ def test_delayed_scales_are_those_of_all_processes():
     model[0].largest_values[:, 0] = torch.tensor([1.0, 5, 3])
     end_step(model, lambda values, operation: torch.maximum(values, torch.full_like(values, 2)))
     assert model[0].largest_values[:, 1].tolist() == [2, 5, 3]
+
+
+def test_operands_beyond_the_earlier_steps_are_counted():
+    """Two of three, in the second step; the first step has its own scale."""
+    model = layer("delayed", history=2)
+    tracked = {"all_reduce": lambda values, operation: values}
+    model[0].largest_values[:, 0] = torch.tensor([1.0, 5, 3])
+    assert measure_saturation(model, **tracked) == {"saturated_share_of_operands": 0}
+    end_step(model, **tracked)
+    model[0].largest_values[:, 0] = torch.tensor([2.0, 5, 4])
+    [share] = measure_saturation(model, **tracked).values()
+    assert share == pytest.approx(2 / 3)
+    assert measure_saturation(layer("blockwise"), **tracked) == {}
 
 
 @pytest.mark.parametrize("recipe", ["scaling_delayed", "mxfp8_compiled", "scaling_nvfp4"])
