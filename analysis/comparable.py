@@ -56,6 +56,7 @@ DERIVED_KEYS = (
     "compiled",
     "fp8_matmul",
     "hardware.memory_bytes",
+    "peak_flops",
     "first_weights",
     "first_batch",
 )

@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,6 +31,10 @@ from models.errors import InputError
 
 OLDEST_TORCH = (2, 11)  # of those that this project was tried with
 NEWEST_TORCH = (2, 15)
+
+CPU_PEAK_VARIABLE = "FP8_RECIPES_CPU_PEAK"  # FLOP/s
+CPU_PEAK_SIDE = 1024  # of the measured matrices
+CPU_PEAK_REPEATS = 5
 
 
 def parse_torch_version() -> tuple[int, int]:
@@ -149,7 +154,7 @@ if TYPE == "cpu":
 
 from torchtitan.tools import utils as titan_utils  # noqa: E402
 
-# torchtitan's own table assumes an A100 for what it lacks: without a datasheet its log says nan.
+# torchtitan's own table assumes an A100 for what it lacks. Without a known peak its log says nan.
 titan_utils.get_peak_flops = lambda device_name: getattr(find_peak_rates(), "bf16", math.nan)
 # torchtitan's own loaders of texts are not used here, and would import `datasets` and pandas.
 _no_loaders = ModuleType("torchtitan.hf_datasets.text_datasets")
@@ -195,15 +200,37 @@ def memory_bytes() -> int:
 
 
 def find_peak_rates() -> gpus.PeakRates | None:
-    """Find this GPU's peaks in the table of models/gpus.py; None for a CPU, for a GPU not in the
-    table, and for a GPU whose peaks no datasheet has."""
-    key = gpus.find(name()) if TYPE == "cuda" else None
+    """Find this GPU's peaks in the table of models/gpus.py, or measure this CPU's.
+
+    None for a GPU not in the table, and for a GPU whose peaks no datasheet has.
+    """
+    if TYPE == "cpu":
+        return gpus.PeakRates(measure_cpu_peak(), None, "measured on this machine, by matmuls")
+    key = gpus.find(name())
     if key is None:
         return None
     gpu = gpus.GPUS[key]
     if gpu.bf16 is None:
         return None
     return gpus.PeakRates(gpu.bf16, gpu.fp8, gpu.source)
+
+
+@cache
+def measure_cpu_peak() -> float:
+    """Measure the highest rate of this CPU's matmuls in bf16 and float32, in FLOP/s.
+
+    The runs of a study take what the study measured, from `CPU_PEAK_VARIABLE`.
+    """
+    if CPU_PEAK_VARIABLE in os.environ:
+        return float(os.environ[CPU_PEAK_VARIABLE])
+    shortest_s = math.inf
+    for dtype in (torch.float32, torch.bfloat16):
+        matrix = torch.ones(CPU_PEAK_SIDE, CPU_PEAK_SIDE, dtype=dtype)
+        for _ in range(CPU_PEAK_REPEATS):
+            start_s = time.perf_counter()
+            matrix @ matrix
+            shortest_s = min(shortest_s, time.perf_counter() - start_s)
+    return 2 * CPU_PEAK_SIDE**3 / shortest_s
 
 
 def describe_untried_torch() -> str | None:

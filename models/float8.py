@@ -41,9 +41,10 @@ Differences to torchtitan's converter:
 * A CPU without the matmul for a scaling emulates it; emulated FP8 may be compiled.
 """
 
+import math
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from models import device  # before torchtitan: see there  # isort: skip
 import torch
@@ -113,9 +114,9 @@ def choose_layers(model: nn.Module, recipe_name: str, filter_fqns: list[str]) ->
     """Choose the linear layers to convert: all plain ones not named by `filter_fqns`.
 
     `filter_fqns` are full module names or shell patterns over them (`output`,
-    `layers.*.attention.wk`), `first_and_last_block`, or `auto_filter_small_kn`, torchao's heuristic
-    for layers that are too small to gain. Raises `InputError` if a filter matches nothing, nothing
-    is left, or a size is unfit.
+    `layers.*.attention.wk`), `first_and_last_block`, `last_15_percent_of_blocks` (rounded up to
+    whole blocks), or `auto_filter_small_kn`, torchao's heuristic for layers that are too small to
+    gain. Raises `InputError` if a filter matches nothing, nothing is left, or a size is unfit.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     chosen_layers = {name for name, linear in linears.items() if type(linear) is nn.Linear}
@@ -131,6 +132,12 @@ def choose_layers(model: nn.Module, recipe_name: str, filter_fqns: list[str]) ->
             n_blocks = sum(1 for _ in model.get_submodule("layers").children())
             end_blocks = ("layers.0.", f"layers.{n_blocks - 1}.")
             chosen_layers = {name for name in chosen_layers if not name.startswith(end_blocks)}
+        elif pattern == "last_15_percent_of_blocks":
+            model_args: Any = model.model_args
+            n_layers = model_args.n_layers
+            first_in_bf16 = n_layers - math.ceil(0.15 * n_layers)
+            last_blocks = tuple(f"layers.{i}." for i in range(first_in_bf16, n_layers))
+            chosen_layers = {name for name in chosen_layers if not name.startswith(last_blocks)}
         else:
             matched_layers = {name for name in linears if fnmatchcase(name, pattern)}
             if not matched_layers:

@@ -124,7 +124,9 @@ def tokens_per_second(axes: Axes, comparison: Comparison) -> None:
     text = f"By the mean steady step, on {device}, in runs of {MIN_STEPS} steps or more."
     if not runs.index.is_unique:
         text += " Marks: several runs."
-    if mfu.notna().any():
+    if mfu.notna().any() and comparison.study.on_cpu:
+        text += " MFU: of a matmul peak measured on this CPU."
+    elif mfu.notna().any():
         text += " MFU: of the bf16 peak, for FP8 too."
     write_note(axes, text)
 
@@ -136,8 +138,12 @@ def mfu(axes: Axes, comparison: Comparison) -> None:
     if percent.empty:
         raise NoData("no peak of this device is known")
     compare_bars(axes, comparison, percent, " %", "MFU")
-    axes.set_xlabel("MFU (% of the bf16 peak)")
-    write_note(axes, "FP8 matmuls count against the bf16 peak too, so that recipes compare.")
+    if comparison.study.on_cpu:
+        axes.set_xlabel("MFU (% of a measured peak)")
+        write_note(axes, "Of the highest rate of matmuls that was measured on this CPU.")
+    else:
+        axes.set_xlabel("MFU (% of the bf16 peak)")
+        write_note(axes, "FP8 matmuls count against the bf16 peak too, so that recipes compare.")
 
 
 @PanelDrawing

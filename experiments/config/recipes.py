@@ -49,8 +49,8 @@ OVERLAYS_FOLDER = RECIPES / "overlays"
 STUDIES_FOLDER = RECIPES / "studies"
 # Functions of extensions in place of the core's; a recipe may have one of each
 SINGLE_HOOKS = (
-    "all_reduce", "build_optimizers", "check_orphans", "convert", "data_parallel_degrees",
-    "evidence", "gradient_bytes", "name_scaling", "parallelize", "start",
+    "all_reduce", "build_optimizers", "check_orphans", "choose_matmul", "convert",
+    "data_parallel_degrees", "evidence", "gradient_bytes", "name_scaling", "parallelize", "start",
 )  # fmt: skip
 CHECKPOINT_KEY = "checkpoint.enable"
 FOUR_RECIPES = ("baseline", "baseline_compiled", "rowwise_fp8_compiled", "tensorwise_fp8_compiled")

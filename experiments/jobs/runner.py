@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 from experiments.jobs.command import (
@@ -107,6 +108,8 @@ class RunProcess:
         variables = {STARTER_PID: str(os.getpid())}
         if gpu_names:
             variables["CUDA_VISIBLE_DEVICES"] = gpu_names
+        else:
+            variables |= describe_cpu_peak()
         # Each process of a run on several GPUs calls numactl itself
         numa_command = find_numa_command(gpus[0]) if len(gpus) == 1 else []
         try:
@@ -351,6 +354,14 @@ def list_visible_gpus() -> list[str | None]:
     if visible_devices:
         names = [name.strip() for name in visible_devices.split(",")]
     return names[:n_gpus] or [None]
+
+
+@cache
+def describe_cpu_peak() -> dict[str, str]:
+    """Measure this CPU's peak once for all runs of a study, as a variable of their processes."""
+    from models import device
+
+    return {device.CPU_PEAK_VARIABLE: str(device.measure_cpu_peak())}
 
 
 def find_numa_command(gpu: str | None) -> list[str]:

@@ -224,7 +224,7 @@ class Attempt(Record):
     git: Git
     fp8_matmul: Fp8Matmul | None
     hardware: Hardware
-    peak_flops: Peak | None  # the datasheet's; null for CPUs and unknown GPUs
+    peak_flops: Peak | None  # a GPU's by its datasheet, null without one; a CPU's as measured
     cuda: str | None
     # Of each rank: the boot id of its machine, and the UUID of its GPU. A CPU has no UUID
     machines: list[str | None] = []

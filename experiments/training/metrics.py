@@ -182,7 +182,7 @@ class Meter:
 class Mfus(NamedTuple):
     """The FLOP/s of a device, divided by peaks of its datasheet: shares of 1."""
 
-    bf16_peak: float | None = None  # None without a datasheet
+    bf16_peak: float | None = None  # None without a known peak
     fp8_peak: float | None = None
     mixed_peak: float | None = None
 

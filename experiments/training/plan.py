@@ -59,7 +59,7 @@ def plan(recipe: recipes.Recipe) -> Plan:
     """Work out and check what a recipe asks for. Raises `InputError`."""
     config = recipe.config
     training = config.training
-    fp8 = _choose_fp8(config)
+    fp8 = _choose_fp8(recipe)
     args = model_args(config)
     choose_degrees = recipe.find_hook("data_parallel_degrees", require_no_sharding)
     replicas, shards = choose_degrees(config, args, fp8.layers)
@@ -100,14 +100,19 @@ def open_data(run_plan: Plan) -> tuple[OpenedPlan, str]:
     return OpenedPlan(**vars(run_plan), token_file=token_file), description
 
 
-def _choose_fp8(config: Config) -> float8.Float8Choice:
+def _choose_fp8(recipe: recipes.Recipe) -> float8.Float8Choice:
     """Choose what runs in FP8."""
+    config = recipe.config
     keys = config.quantize.linear.float8
     if keys.recipe_name is None:
         return float8.Float8Choice()
     with torch.device("meta"):  # modules by name, no weights
         model = build_model(config)
-    return float8.choose_float8(model, keys)
+    fp8 = float8.choose_float8(model, keys)
+    choose_matmul = recipe.find_hook("choose_matmul")
+    if choose_matmul:
+        fp8 = fp8._replace(matmul=choose_matmul(config, fp8.matmul))
+    return fp8
 
 
 def name_recipe_scaling(config: Config) -> str | None:

@@ -250,7 +250,14 @@ class Gemm(NamedTuple):
 
     operator: str
     shape: MatmulShape
-    is_row_scaled: bool  # in FP8, with a column of scales (M, 1)
+    scale_shapes: tuple[tuple[int, ...], ...] = ()  # in FP8: of what follows the operands
+
+    @property
+    def is_row_scaled(self) -> bool:
+        """True if a column of several scales, (M, 1), follows the operands."""
+        return any(
+            len(shape) == 2 and shape[0] > 1 and shape[1] == 1 for shape in self.scale_shapes
+        )
 
     @property
     def flops(self) -> int:
@@ -302,8 +309,9 @@ def _read_matmul(event) -> Gemm:
     right = shapes[1]
     # A grouped matmul has the rows of all groups in its left operand
     shape = (math.prod(left[:-1]), left[-1], right[-1])
-    is_row_scaled = event.name == FP8_MATMUL and _has_column(event.input_shapes)
-    return Gemm(event.name, shape, is_row_scaled)
+    if event.name == FP8_MATMUL:
+        return Gemm(event.name, shape, _read_scale_shapes(event))
+    return Gemm(event.name, shape)
 
 
 def _read_triton_matmul(event, is_fp8: bool) -> Gemm:
@@ -317,13 +325,13 @@ def _read_triton_matmul(event, is_fp8: bool) -> Gemm:
     # (M K) (K N) is (M N) times K squared
     k = math.isqrt(math.prod(matrices[0]) * math.prod(matrices[1]) // (m * n))
     if is_fp8:
-        return Gemm("triton _scaled_mm", (m, k, n), _has_column(event.input_shapes))
-    return Gemm("triton mm", (m, k, n), is_row_scaled=False)
+        return Gemm("triton _scaled_mm", (m, k, n), _read_scale_shapes(event))
+    return Gemm("triton mm", (m, k, n))
 
 
-def _has_column(shapes: Iterable) -> bool:
-    """Tell if one of the shapes is a column of several values, (M, 1)."""
-    return any(len(shape) == 2 and shape[0] > 1 and shape[1] == 1 for shape in shapes)
+def _read_scale_shapes(event) -> tuple[tuple[int, ...], ...]:
+    """Read the shapes of what follows an FP8 matmul's two operands."""
+    return tuple(tuple(shape) for shape in event.input_shapes[2:])
 
 
 def find_attention(events: Iterable) -> str | None:

@@ -8,8 +8,8 @@ and each operand is cast anew for each matmul that it is part of:
     input's gradient   sums over output features    gradient   (tokens, out)  weight.T (in, out)
     weight's gradient  sums over tokens             gradient.T (out, tokens)  input.T  (in, tokens)
 
-`delayed` runs on FP8 units. The other scalings are emulated everywhere: operands are rounded to FP8
-as their hardware would, and multiplied in float32, which is exact up to the order of sums.
+`delayed` runs on FP8 units. The other scalings are emulated everywhere: operands are rounded as
+their hardware would, and multiplied in float32, which is exact up to the order of sums.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
 from extensions.scalings import Scaling
+from extensions.scalings.nvfp4 import round_nvfp4
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -88,8 +89,9 @@ def multiply(ctx, lhs: Tensor, lhs_kind: int, rhs: Tensor, rhs_kind: int) -> Ten
     """Compute lhs @ rhs.t() in FP8: (m, k) by (n, k), in the dtype of `lhs`. A kind is INPUT,
     WEIGHT or GRADIENT."""
     dtype = lhs.dtype
-    lhs, lhs_scale = _cast_operand(ctx, lhs, lhs_kind)
-    rhs, rhs_scale = _cast_operand(ctx, rhs, rhs_kind)
+    sums_over_tokens = WEIGHT not in (lhs_kind, rhs_kind)
+    lhs, lhs_scale = _cast_operand(ctx, lhs, lhs_kind, sums_over_tokens)
+    rhs, rhs_scale = _cast_operand(ctx, rhs, rhs_kind, sums_over_tokens)
     if ctx.emulate:
         with torch.autocast(lhs.device.type, enabled=False):  # which would multiply in bf16
             return ((lhs.float() / lhs_scale) @ (rhs.float() / rhs_scale).t()).to(dtype)
@@ -103,15 +105,15 @@ def multiply(ctx, lhs: Tensor, lhs_kind: int, rhs: Tensor, rhs_kind: int) -> Ten
     )
 
 
-def _cast_operand(ctx, x: Tensor, kind: int) -> tuple[Tensor, Tensor | float]:
+def _cast_operand(
+    ctx, x: Tensor, kind: int, sums_over_tokens: bool
+) -> tuple[Tensor, Tensor | float]:
     """Cast x; returns what a matmul takes, and its scale."""
     scaling = ctx.scaling
-    dtype = FORMATS["e4m3"]
-    block = scaling.block
-    if kind == GRADIENT:
-        dtype = FORMATS[scaling.gradient_format]
-    elif kind == WEIGHT:
-        block = scaling.weight_block
+    block = scaling.weight_block if kind == WEIGHT else scaling.block
+    if scaling.scale == "NVFP4":
+        return round_nvfp4(x, block[0], sums_over_tokens, kind == GRADIENT), 1.0
+    dtype = FORMATS[scaling.gradient_format if kind == GRADIENT else "e4m3"]
     if scaling.has_blocks:
         return round_blocks(x, *block, scaling.scale, dtype), 1.0
     return cast_delayed(x, ctx.largest_values[kind], dtype)

@@ -49,6 +49,7 @@ COMPARED = {
     "blockwise": SCALINGS["blockwise"],
     "mxfp8": SCALINGS["mxfp8"],
     "mxfp8_ocp": SCALINGS["mxfp8_ocp"],
+    "nvfp4": SCALINGS["nvfp4"],
     "tensorwise, e4m3 gradients": Scaling(TENSOR, TENSOR),
     "rowwise, e5m2 gradients": Scaling(ROW, ROW, "e5m2", "power_of_2"),
 }

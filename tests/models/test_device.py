@@ -82,3 +82,14 @@ def test_retries_of_the_allocator_are_counted(monkeypatch):
     statistics = {"num_alloc_retries": 3}
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: statistics)
     assert device.allocator_retries() == 3
+
+
+@pytest.mark.skipif(device.TYPE == "cuda", reason="a GPU's peak is in its datasheet")
+def test_the_peak_of_a_cpu_is_measured_or_that_of_the_study(monkeypatch):
+    device.measure_cpu_peak.cache_clear()
+    monkeypatch.delenv(device.CPU_PEAK_VARIABLE, raising=False)
+    assert 1e8 < device.find_peak_rates().bf16 < 1e15
+    device.measure_cpu_peak.cache_clear()
+    monkeypatch.setenv(device.CPU_PEAK_VARIABLE, "2e9")
+    assert device.find_peak_rates().bf16 == 2e9
+    device.measure_cpu_peak.cache_clear()

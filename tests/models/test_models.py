@@ -83,6 +83,8 @@ def test_cudnns_attention_comes_later_where_pytorchs_variable_asks_for_it(monkey
         ("cpu", [], []),
         ("cpu", ["output", "layers.*.attention.w[kv]"], ["output", "*.wk", "*.wv"]),
         ("cpu", ["first_and_last_block"], ["layers.0.*", "layers.3.*"]),
+        ("cpu", ["last_15_percent_of_blocks"], ["layers.3.*"]),
+        ("8B-published", ["last_15_percent_of_blocks"], ["layers.2[789].*", "layers.3?.*"]),
         ("8B-published", ["output", float8.SMALL_LAYERS_FILTER], ["output", "*.wk", "*.wv"]),
     ],
 )

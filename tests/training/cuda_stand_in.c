@@ -28,18 +28,20 @@ int cudaGetDeviceCount(int *count) { return *count = 1, 0; }
 int cudaGetDevice(int *device) { return *device = 0, 0; }
 int cudaDriverGetVersion(int *version) { return *version = 13000, 0; }
 int cudaRuntimeGetVersion(int *version) { return *version = 13000, 0; }
+static int is_blackwell(void) { return getenv("CUDA_BLACKWELL") != 0; }  // a B200 in place of an H200
 int cuCtxGetCurrent(void **context) { return *context = &used, 0; }
 int cudaGetDeviceProperties(struct cudaDeviceProp *properties) {
     *properties = (struct cudaDeviceProp){
-        .name = "NVIDIA H200 (stand-in)", .major = 9, .totalGlobalMem = MEMORY, .multiProcessorCount = MULTIPROCESSORS,
+        .major = is_blackwell() ? 10 : 9, .totalGlobalMem = MEMORY, .multiProcessorCount = MULTIPROCESSORS,
         .warpSize = 32, .maxThreadsPerBlock = 1024, .maxThreadsPerMultiProcessor = 2048, .regsPerMultiprocessor = 65536,
         .maxThreadsDim = {1024, 1024, 64}, .maxGridSize = {2147483647, 65535, 65535}, .sharedMemPerBlock = 49152,
         .sharedMemPerBlockOptin = SHARED_MEMORY, .sharedMemPerMultiprocessor = SHARED_MEMORY};
+    strcpy(properties->name, is_blackwell() ? "NVIDIA B200 (stand-in)" : "NVIDIA H200 (stand-in)");
     return 0;
 }
 int cuDeviceGetAttribute(int *value, int attribute) {
     switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: return *value = 9, 0;
+    case cudaDevAttrComputeCapabilityMajor: return *value = is_blackwell() ? 10 : 9, 0;
     case cudaDevAttrComputeCapabilityMinor: return *value = 0, 0;
     case cudaDevAttrMultiProcessorCount: return *value = MULTIPROCESSORS, 0;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: return *value = SHARED_MEMORY, 0;

@@ -62,15 +62,15 @@ def stand_in(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def train(stand_in, tmp_path):
-    """Trains a recipe on the stand-in; gives its run directory, and its launches and waits in their
-    order."""
+    """Trains a recipe on the stand-in, with variables for it; gives its run directory, and its
+    launches and waits in their order."""
 
-    def call(recipe: str) -> tuple[Path, list[str]]:
+    def call(recipe: str, **variables: str) -> tuple[Path, list[str]]:
         out, calls, caches = tmp_path / "run", tmp_path / "calls", tmp_path / "caches"
         cuda = {"LD_PRELOAD": stand_in, "TRITON_LIBCUDA_PATH": stand_in.parent, "CUDA_CALLS": calls}
         cuda |= dict.fromkeys(["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"], caches)
         command = [sys.executable, "-m", "experiments.run", recipe, "--overlay", "cpu", *KEYS]
-        processes.run([*command, "--out", out], seconds=800, env=os.environ | cuda)
+        processes.run([*command, "--out", out], seconds=800, env=os.environ | cuda | variables)
         return out, calls.read_text().splitlines()
 
     return call

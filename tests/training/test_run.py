@@ -76,7 +76,7 @@ def test_a_newer_torch_is_tried_with_a_warning(
 
 
 def test_the_log_says_what_the_run_does_and_no_more(tmp_path, run_here, corpus_keys):
-    """One line that it compiles, no MFU without a peak, no warning, no line without words."""
+    """One line that it compiles, no MFU that is unknown, no warning, no line without words."""
     keys = ["--overlay", "cpu", *TINY, SMALLEST, *corpus_keys, "compile.backend=aot_eager"]
     keys.append("lr_scheduler.warmup_steps=2")  # of 4 steps: more would be a warning
     assert run_here("tensorwise_fp8_compiled", *keys, "--out", tmp_path / "run") == 0

@@ -217,6 +217,13 @@ def test_formats_have_the_answers_of_their_pairs(ask):
     assert any("21,919 and 28,084" in text for text in figures)
 
 
+def test_mxfp8_is_measured_by_its_recipe(ask):
+    pytest.importorskip("extensions.scalings")
+    found = ask("8B --gpu b200 --gpus 8 --format mxfp8")
+    assert "baseline_compiled mxfp8_compiled" in found["measure"]
+    assert ask("8B --gpu gb200 --format nvfp4")["measure"] is None
+
+
 def test_one_scale_a_row_may_be_refused_on_rtx_blackwell(ask):
     notes = "".join(ask("1B --gpu rtx-pro-6000")["notes"])
     assert "CUBLAS_STATUS_NOT_SUPPORTED" in notes and not ask("1B --gpu b200")["notes"]

@@ -11,7 +11,7 @@ from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
 from experiments import study
-from extensions.scalings import SCALINGS, Section, convert, signal_to_noise
+from extensions.scalings import SCALINGS, TORCHAO_MXFP8, Section, convert, signal_to_noise
 from extensions.scalings.layer import end_step, measure_saturation, round_blocks, scaled_linear
 from tests.models import layers
 from tests.models.layers import operands, results
@@ -25,7 +25,7 @@ WITH_BLOCKS = [name for name, scaling in SCALINGS.items() if scaling.has_blocks]
 def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
     """Make one FP8 layer of a scaling of torchao's or of this extension, with the weight of
     `operands`."""
-    if name in SCALINGS:
+    if name in SCALINGS or name == TORCHAO_MXFP8:
         recipe = "tensorwise"
         section = Section(name, **keys)
     else:
@@ -36,7 +36,8 @@ def layer(name: str, dtype=torch.bfloat16, **keys) -> nn.Module:
         plan.config.scalings = section
         convert(model, plan)
 
-    return layers.layer(recipe, dtype, emulate=name in WITH_BLOCKS, convert=convert_layer)
+    emulate = name in WITH_BLOCKS or name == TORCHAO_MXFP8
+    return layers.layer(recipe, dtype, emulate=emulate, convert=convert_layer)
 
 
 # ---- arithmetic ----
@@ -147,13 +148,15 @@ def test_operands_beyond_the_earlier_steps_are_counted():
     assert measure_saturation(layer("blockwise"), **tracked) == {}
 
 
-def test_delayed_scales_resume_from_a_checkpoint(run_here, tmp_path):
+@pytest.mark.parametrize("recipe", ["scaling_delayed", "mxfp8_compiled", "scaling_nvfp4"])
+def test_a_run_resumes_from_a_checkpoint_with_equal_losses(recipe, run_here, tmp_path):
+    """... with its largest values, and with the state of what rounds at random."""
     keys = ["--overlay", "cpu", *TINY, SMALLEST, "compile.enable=false", "checkpoint.enable=true"]
     keys += ["lr_scheduler.total_steps=4", "lr_scheduler.warmup_steps=2"]
 
     def run(out: str, steps: int) -> list[float]:
         out_keys = [f"training.steps={steps}", "--out", tmp_path / out]
-        assert run_here("scaling_delayed", *keys, *out_keys) == 0
+        assert run_here(recipe, *keys, *out_keys) == 0
         return losses_of(tmp_path / out)
 
     run("parts", 2)
