@@ -318,6 +318,8 @@ def describe_gap(verdict: LossVerdict) -> list[str]:
     highest = max(verdict.difference_by_seed, default=0.0)
     lowest = min(verdict.difference_by_seed, default=0.0)
     margin = verdict.margin
+    if not margin > 0:  # unknown, or all losses are 0
+        return []
     if verdict.high < -margin:
         return [
             f"its loss is {-verdict.difference:.3g} lower, more than the margin of {margin:.2g}, "
