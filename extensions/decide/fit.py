@@ -74,8 +74,8 @@ def published() -> pd.DataFrame:
 def fair(kind: str = "dense") -> pd.DataFrame:
     """List the fair pairs of a kind of model whose size and GPU are known."""
     table = published()
-    known = table.gpu.notna() & (table.parameters > 0)
-    return table[known & (table.kind == kind) & (table.fairness != "doubtful")]
+    has_facts = table.gpu.notna() & (table.parameters > 0)
+    return table[has_facts & (table.kind == kind) & (table.fairness != "doubtful")]
 
 
 def predictable() -> pd.DataFrame:
@@ -85,10 +85,11 @@ def predictable() -> pd.DataFrame:
     None is split by tensor parallelism, and the rates of their GPUs are known. What is left out
     together has one origin: a repository, or a site's page.
     """
-    table, models = fair(), SPEEDUPS["models"]
-    known = table.model.isin(models) & (table.step_tokens > 0)
-    known &= table.gpu.map(lambda gpu: GPUS[gpu].bf16 is not None)
-    table = table[known & (table["stack"] == "torchao") & (table.tensor_parallel == 1)]
+    table = fair()
+    models = SPEEDUPS["models"]
+    is_predictable = table.model.isin(models) & (table.step_tokens > 0)
+    is_predictable &= table.gpu.map(lambda gpu: GPUS[gpu].bf16 is not None)
+    table = table[is_predictable & (table["stack"] == "torchao") & (table.tensor_parallel == 1)]
     table = table.assign(frozen=0, sizes=[Sizes(**models[model]) for model in table.model])
     table["bf16_layers"] = [bf16_layers(pair) for pair in table.itertuples()]
     table["bf16_share"] = [share_of(pair.sizes, pair.bf16_layers) for pair in table.itertuples()]
@@ -118,8 +119,8 @@ def fit(pairs: pd.DataFrame) -> np.ndarray:
 
     A source's pairs weigh as the root of their number.
     """
-    alike = pairs.groupby("origin").origin.transform("size")
-    within = NOISE * (pairs.fp8_able + pairs.rest) / pairs.speed_up * alike**0.5
+    n_of_source = pairs.groupby("origin").origin.transform("size")
+    within = NOISE * (pairs.fp8_able + pairs.rest) / pairs.speed_up * n_of_source**0.5
     half, less = pairs.fp8_able / 2, 1 - 1 / pairs.speed_up
     terms = [
         half * (pairs.scaling == "rowwise"),
@@ -127,16 +128,20 @@ def fit(pairs: pd.DataFrame) -> np.ndarray:
         pairs.rest * less,
         half * (pairs.chip != TUNED_CHIP),
     ]
-    left = np.hstack([np.diag(1 / SPREAD), terms / within.to_numpy()])
-    right = np.concatenate([PRIOR / SPREAD, (half - pairs.fp8_able * less) / within])
-    return np.linalg.lstsq(left.T, right)[0].round(3)
+    weighted_terms = np.hstack([np.diag(1 / SPREAD), terms / within.to_numpy()])
+    weighted_targets = np.concatenate([PRIOR / SPREAD, (half - pairs.fp8_able * less) / within])
+    return np.linalg.lstsq(weighted_terms.T, weighted_targets)[0].round(3)
 
 
 def step_factors(factors: np.ndarray, kind: str) -> list[list[float]]:
     """Give the factors of `PARTS` in steps of tensorwise and rowwise FP8, and of bf16."""
-    rowwise, cast, rest, other_chip = factors.tolist()
+    rowwise, cast, rest_factor, other_chip = factors.tolist()
     matmul = 0.5 * (1 + other_chip * (kind != TUNED_CHIP))
-    return [[matmul, rest, cast], [matmul + 0.5 * rowwise, rest, cast], [1, rest, 0]]
+    return [
+        [matmul, rest_factor, cast],
+        [matmul + 0.5 * rowwise, rest_factor, cast],
+        [1, rest_factor, 0],
+    ]
 
 
 def predict(pairs: pd.DataFrame, factors: np.ndarray) -> pd.Series:
@@ -151,19 +156,19 @@ def predict(pairs: pd.DataFrame, factors: np.ndarray) -> pd.Series:
 
 def limits(pairs: pd.DataFrame, times: float) -> dict[str, list[float]]:
     """Say from where to where a training may be, so many times outside of the pairs."""
-    ends = pairs[EXTENTS].agg(["min", "max"])
-    return ends.mul([1 / times, times], axis=0).to_dict("list")
+    extents = pairs[EXTENTS].agg(["min", "max"])
+    return extents.mul([1 / times, times], axis=0).to_dict("list")
 
 
 def left_out(pairs: pd.DataFrame) -> pd.DataFrame:
     """Predict each source's pairs from all others', and whether they are within their range."""
     unseen = []
     for origin, of_origin in pairs.groupby("origin"):
-        seen = pairs[pairs.origin != origin]
-        covered = of_origin.chip.isin(seen.chip)
-        for name, (least, most) in limits(seen, OUTSIDE).items():
-            covered &= of_origin[name].between(least, most)
-        predicted = predict(of_origin, fit(seen))
+        other_pairs = pairs[pairs.origin != origin]
+        covered = of_origin.chip.isin(other_pairs.chip)
+        for name, (lowest, highest) in limits(other_pairs, OUTSIDE).items():
+            covered &= of_origin[name].between(lowest, highest)
+        predicted = predict(of_origin, fit(other_pairs))
         unseen.append(of_origin.assign(predicted=predicted, wide=2 - covered))
     unseen = pd.concat(unseen).sort_index()
     unseen["error"] = np.log(unseen.predicted / unseen.speed_up).abs()
@@ -183,8 +188,8 @@ def width_of_kind(pairs: pd.DataFrame, factors: np.ndarray, width: float) -> flo
         return width
     whole = pairs.assign(recompute="none")
     whole[PARTS] = [parts(pair, pair.bf16_layers) for pair in whole.itertuples()]
-    both = pd.concat([pairs, whole])
-    errors = np.log(predict(both.reset_index(), factors) / both.speed_up.to_numpy()).abs()
+    all_pairs = pd.concat([pairs, whole])
+    errors = np.log(predict(all_pairs.reset_index(), factors) / all_pairs.speed_up.to_numpy()).abs()
     return max(width, float(np.ceil(errors.max() * 1e4)) / 1e4)
 
 
@@ -205,12 +210,12 @@ def rates_of_kind(rates: pd.DataFrame, kind: str) -> list[float]:
     """
     of_kind = rates[rates.chip == kind].rate
     if len(of_kind) >= FEW:
-        found = of_kind.quantile([0.5, 0.9, 0.1]).tolist()
+        rates_in_order = of_kind.quantile([0.5, 0.9, 0.1]).tolist()
     elif len(of_kind):
-        found = [of_kind.median(), of_kind.max() * MARGIN, of_kind.min() / MARGIN]
+        rates_in_order = [of_kind.median(), of_kind.max() * MARGIN, of_kind.min() / MARGIN]
     else:
-        found = rates.rate.quantile([0.5, 0.9, 0.1]).tolist()
-    return [round(rate, 3) for rate in found]
+        rates_in_order = rates.rate.quantile([0.5, 0.9, 0.1]).tolist()
+    return [round(rate, 3) for rate in rates_in_order]
 
 
 def ranges(factors: list[list[float]], rate: list[float], half_width: float) -> list:
@@ -248,11 +253,11 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
         narrow, wide = (ranges(step_factors(factors, kind), rate, n * half) for n in (1, 2))
         unlike = 2 * (shown.chip != kind) + (shown["stack"] != "torchao")
         near = shown[unlike == unlike.min()]
-        told = near  # of a kind without torchao's pairs, those of other stacks have a say
+        pairs_of_size = near  # of a kind without torchao's pairs, those of other stacks have a say
         if (near["stack"] == "torchao").all():
             # of a kind with few pairs, those with scales of rows have a say too
             scalings = ["tensorwise", "rowwise"] if 0 < len(of_kind) < FEW else ["tensorwise"]
-            told = near[near.scaling.isin(scalings)]
+            pairs_of_size = near[near.scaling.isin(scalings)]
         kinds[kind] = {
             "fitted_to": f"{len(pairs)} torchao pairs of {n_published}, {len(of_kind)} on {kind}",
             "ranges": [narrow if len(of_kind) else wide, wide],
@@ -260,7 +265,7 @@ def fitted(pairs: pd.DataFrame, unseen: pd.DataFrame) -> str:
             "covered": covered,
             "largest_bf16_share": float(pairs.bf16_share.max()),
             "answered": answered,
-            "told": told[["parameters", "speed_up"]].to_numpy().tolist(),
+            "told": pairs_of_size[["parameters", "speed_up"]].to_numpy().tolist(),
             "pairs": near[SHOWN].to_dict("records"),
         }
     errors = {
@@ -291,11 +296,12 @@ def expert_pairs() -> dict:
 def format_pairs() -> dict[str, list[dict]]:
     """List the pairs of MXFP8; and those of NVFP4, with MXFP8 where it was measured beside them."""
     shown = fair()
-    mxfp8, nvfp4 = shown[shown.scaling == "mxfp8"], shown[shown.scaling == "nvfp4"]
-    beside = mxfp8[mxfp8.bf16.isin(nvfp4.bf16)]
+    mxfp8 = shown[shown.scaling == "mxfp8"]
+    nvfp4 = shown[shown.scaling == "nvfp4"]
+    mxfp8_of_nvfp4 = mxfp8[mxfp8.bf16.isin(nvfp4.bf16)]
     return {
         "mxfp8": mxfp8[SHOWN].to_dict("records"),
-        "nvfp4": pd.concat([nvfp4, beside])[SHOWN].to_dict("records"),
+        "nvfp4": pd.concat([nvfp4, mxfp8_of_nvfp4])[SHOWN].to_dict("records"),
     }
 
 

@@ -197,8 +197,8 @@ def explain_unknown_name(typed_name: str, short_name: str) -> str:
         proposed_text = f": {question_word} {', '.join(near_keys[:N_PROPOSED])}{more_text}?"
     else:
         near_keys = [
-            key_by_name[other]
-            for other in difflib.get_close_matches(short_name, key_by_name, 4, 0.6)
+            key_by_name[near_name]
+            for near_name in difflib.get_close_matches(short_name, key_by_name, 4, 0.6)
         ]
         proposed_text = f": did you mean {' or '.join(dict.fromkeys(near_keys))}?"
     if not near_keys:

@@ -14,8 +14,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run with the number of processes as a key. Raises `InputError`."""
     parser = CommandLine("extensions.sharded", __doc__)
     parser.add_argument("--processes", metavar="N", required=True, help="one a GPU")
-    args, others = parser.parse_known_args(argv)
-    return run.main([*others, f"sharded.processes={args.processes}"])
+    args, run_arguments = parser.parse_known_args(argv)
+    return run.main([*run_arguments, f"sharded.processes={args.processes}"])
 
 
 if __name__ == "__main__":

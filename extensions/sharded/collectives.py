@@ -121,21 +121,30 @@ def fsdp_bytes(plan: Plan, shapes: Mapping) -> tuple[int, int]:
     Args:
         shapes: of the parameters by name, unsharded.
     """
-    config, shards = plan.config, plan.shards
+    config = plan.config
+    shards = plan.shards
     gathers_fp8 = config.quantize.linear.float8.enable_fsdp_float8_all_gather
     in_fp8 = {f"{name}.weight" for name in plan.fp8.layers} if gathers_fp8 else set()
     itemsize = getattr(torch, config.training.mixed_precision_param).itemsize
     reshard = config.parallelism.fsdp_reshard_after_forward
-    apart = ("layers.", "tok_embeddings.") if "output.weight" in shapes else ("layers.",)
-    weights, gradients = 0, Counter()  # elements of a rank's gradients that are sent together
+    separate_groups: tuple[str, ...] = ("layers.",)
+    if "output.weight" in shapes:
+        separate_groups = ("layers.", "tok_embeddings.")
+    weight_bytes = 0
+    gradients_by_group: Counter[str] = Counter()  # elements of a rank's, sent together
     for name, (rows, *columns) in shapes.items():
         elements = -(-rows // shards) * shards * math.prod(columns)
-        freed = reshard == "always" or reshard == "default" and name.startswith(apart)
-        weights += elements * (1 if name in in_fp8 else itemsize) * (2 if freed else 1)
-        together = ".".join(name.split(".")[:2]) if name.startswith(apart) else "norm and head"
-        gradients[together] += elements // shards
+        is_separate = name.startswith(separate_groups)
+        element_bytes = 1 if name in in_fp8 else itemsize
+        # A weight that is freed after the forward pass is gathered again
+        is_freed = reshard == "always" or (reshard == "default" and is_separate)
+        n_gathers = 2 if is_freed else 1
+        weight_bytes += elements * element_bytes * n_gathers
+        group = ".".join(name.split(".")[:2]) if is_separate else "norm and head"
+        gradients_by_group[group] += elements // shards
     size = plan.recipe.find_hook("gradient_bytes", lambda config, n: 4 * n)
-    return weights, shards * sum(size(config, n) for n in gradients.values())
+    gradient_bytes = shards * sum(size(config, n) for n in gradients_by_group.values())
+    return weight_bytes, gradient_bytes
 
 
 # ---- time ----

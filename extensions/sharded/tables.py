@@ -31,8 +31,8 @@ def ladder_bytes(comparison: Comparison) -> pd.DataFrame:
     sent[["gathered", "closed_form", "reduced"]] /= 1e6
     sent[["NCCL, ms", "NCCL, exposed ms"]] *= 1e3
     sent["published speed"] = pd.Series(PUBLISHED)
-    known = sent.dropna(subset="gathered").dropna(axis=1, how="all")
-    return known.astype({"all_reduces": int})
+    recorded = sent.dropna(subset="gathered").dropna(axis=1, how="all")
+    return recorded.astype({"all_reduces": int})
 
 
 def same_numbers(comparison: Comparison) -> list[str]:
@@ -45,9 +45,12 @@ def same_numbers(comparison: Comparison) -> list[str]:
     for recipe, runs in comparison.study.completed_by_recipe.items():
         logged = runs[0].steps[["loss", "grad_norm"]].dropna()
         numbers[recipe] = {*logged.itertuples(name=None)}
-    compute, lines = numbers[COMPUTE], []
-    for recipe, own in numbers.items():
+    lines = []
+    reference_numbers = numbers[COMPUTE]
+    for recipe, recipe_numbers in numbers.items():
         if recipe not in (COMPILED, COMPUTE):
-            equal = f"{len(own & compute)} of {len(own)} log intervals"
+            equal = (
+                f"{len(recipe_numbers & reference_numbers)} of {len(recipe_numbers)} log intervals"
+            )
             lines.append(f"{recipe}: equal to the last bit in {equal}.")
     return lines
