@@ -89,9 +89,10 @@ def describe_loss(comparison: Comparison, result: ComparisonResult) -> str:
         confidence = f"{100 * verdict.confidence:.3g} %"
         interval = f"{confidence} interval {verdict.low:+.4f} to {verdict.high:+.4f}, "
     remedy = suggest_runs(verdict.runs_needed) if verdict.word == CANNOT_TELL else ""
+    plural = "s" if seeds > 1 else ""
     return (
         f"{sentence}; after {verdict.step:,} steps the difference is {verdict.difference:+.4f}, "
-        f"{interval}margin {verdict.margin:.4f}, seeds {seeds}{remedy}."
+        f"{interval}margin {verdict.margin:.4f}, {seeds} seed{plural}{remedy}."
     )
 
 

@@ -149,7 +149,8 @@ class PlannedRun:
         ending: how the run ended.
         lost_endings: how earlier attempts ended that failed or diverged, and whose steps were made
             again.
-        place: the GPU, or the first of several, for people; empty if unknown.
+        place: the GPU, or the first of several, for people; the host if no GPU is on record; empty
+            without records.
         steps: a row for each step, of the last attempt that made the step. Columns:
             `attempt`: its number, from 1.
             `is_steady`: the step counts for a rate.
@@ -269,13 +270,16 @@ def make_run(
         environment = environments.get(attempt.environment)
         packages[attempt.environment] = environment.packages if environment else None
     last = record.last_attempt
+    # The UUID is safer: Slurm may call every GPU of a host 0, and a container invents a host.
+    place = last.hardware.uuid or last.host
+    if not last.hardware.uuid and last.hardware.visible_devices:
+        place = f"GPU {last.hardware.visible_devices} of {last.host}"
     run = Run(
         recipe=record.recipe,
         seed="" if record.seed is None else str(record.seed),
         ending=describe_ending(last),
         lost_endings=find_lost_endings(record.attempts, log, steps),
-        # The UUID is safer: Slurm may call every GPU of a host 0, and a container invents a host.
-        place=last.hardware.uuid or f"GPU {last.hardware.visible_devices} of {last.host}",
+        place=place,
         steps=steps,
         path=path,
         record=record,

@@ -126,22 +126,28 @@ def compare_speeds(
     """
     runs = select_timed(runs)
     reference_runs = select_timed(reference_runs)
-    pairs = min(len(runs), len(reference_runs))
-    if not pairs:
+    n_runs = min(len(runs), len(reference_runs))
+    if not n_runs:
         return SpeedUp()
     confidence = 1 - (1 - SPEED_CONFIDENCE) / recipes_judged
     ratios = find_ratios(runs, reference_runs, confidence)
     ratio = ratios[MEAN_STEP]
     caveats: list[str] = []
-    if pairs > 1:
+    if n_runs > 1:
         caveats += find_contradictions(ratios, runs, reference_runs, mixed_keys)
         caveats += find_impossible_speeds(ratio, runs, reference_runs)
         caveats += find_short_memory(runs) + find_short_memory(reference_runs)
     lead = abs(ratio.mean - 1)
     # An interval this narrow does not contain 1, or lies within EQUAL_SPEED of 1.
     sufficient_width = 2 * max(lead, EQUAL_SPEED - lead)
-    needed = count_runs_needed(pairs, ratio.high - ratio.low, sufficient_width, 2, confidence)
-    return SpeedUp(ratio, ratios, pairs, caveats, needed)
+    runs_needed = count_runs_needed(
+        runs=n_runs,
+        width=ratio.high - ratio.low,
+        sufficient_width=sufficient_width,
+        samples=1 if are_paired_by_gpu(runs, reference_runs) else 2,
+        confidence=confidence,
+    )
+    return SpeedUp(ratio, ratios, n_runs, caveats, runs_needed)
 
 
 # ---- tokens/s of a run ----
@@ -369,12 +375,12 @@ def count_runs_needed(
         width: from end to end of the present interval.
         samples: 1 if runs are paired, else 2.
     """
-    counts = np.arange(1, MAX_RUNS_NEEDED)
+    counts = np.arange(1, MAX_RUNS_NEEDED + 1)
     # The width of Student's interval is proportional to this.
     relative_widths = stats.t.ppf((1 + confidence) / 2, samples * (counts - 1)) / np.sqrt(counts)
     widths = width * relative_widths / relative_widths[runs - 1]
     sufficient_counts = counts[widths <= sufficient_width]
-    return sufficient_counts[0] if len(sufficient_counts) else None
+    return int(sufficient_counts[0]) if len(sufficient_counts) else None
 
 
 # ---- rule 3 ----

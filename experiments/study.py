@@ -87,7 +87,6 @@ if TYPE_CHECKING:
 DEFAULT_STUDY = "four_way"
 STUDY_COMMAND = f"{PYTHON} -m experiments.study"
 SLURM_COMMAND = "sbatch launch/alps_fp8.sbatch"
-SEEDS_FOR_VERDICT = 3
 FP8_STEP_FACTOR_ON_CPU = 3.0
 """A first guess: the kept runs of CPUs took 2 to 6 times the step time of bf16 in FP8."""
 
@@ -466,7 +465,7 @@ def _report_study(study: StudyPlan, min_steps: int, out: Path, verbose: bool) ->
     page = out / "report.html"
     try:
         from analysis import report  # pandas: a second
-        from analysis.runs import MIN_STEPS
+        from analysis.runs import MIN_SEEDS, MIN_STEPS
 
         report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
     except Exception as error:
@@ -489,8 +488,8 @@ def _report_study(study: StudyPlan, min_steps: int, out: Path, verbose: bool) ->
         curve_command = ".venv/bin/tensorboard"
     print(f"\nPage       {page}\nNotebooks  {notebook_command}")
     print(f"Curves     {curve_command} --logdir {folder}")
-    if len(study.seeds) < SEEDS_FOR_VERDICT and min_steps >= MIN_STEPS:
-        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {SEEDS_FOR_VERDICT}")
+    if len(study.seeds) < MIN_SEEDS and min_steps >= MIN_STEPS:
+        print(f"Verdict    {choose_command()} {quote(str(out))} --seeds {MIN_SEEDS}")
     return EXIT_COMPLETED
 
 

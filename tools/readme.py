@@ -13,6 +13,7 @@ from analysis import newest, plots
 from analysis.comparison import compare
 from analysis.report import render
 from analysis.study import read_study
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from tools.compatibility import list_cells
 
 DOCS = newest.ROOT / "docs"
@@ -47,7 +48,8 @@ def _relative(path: Path) -> str:
     return path.relative_to(newest.ROOT).as_posix()
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    CommandLine("tools.readme", __doc__).parse_arguments(argv)
     for path, text in generate_pages().items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {_relative(path)}")
@@ -55,3 +57,8 @@ if __name__ == "__main__":
     comparison = compare(read_study(folder))
     (folder / "summary.png").write_bytes(plots.to_png(plots.summary(comparison)))
     print(f"wrote summary.png of {_relative(folder)}")
+    return EXIT_COMPLETED
+
+
+if __name__ == "__main__":
+    exit_with(main)

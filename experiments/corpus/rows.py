@@ -42,9 +42,9 @@ def describe_data(token_file: TokenFile, config: Config, world_size: int = 1) ->
     else:
         reading = f"all of them {share:,.{1 if share < 10 else 0}f} times over"
     return (
-        f"{token_file.dataset}: {len(token_file.tokens):,} tokens of {token_file.vocab_size:,}, "
-        f"{n_rows:,} {config.data.layout} rows of {training.seq_len:,}; "
-        f"the run reads {rows_of_run:,} rows, {reading}"
+        f"{token_file.dataset}: {len(token_file.tokens):,} tokens (a vocabulary of "
+        f"{token_file.vocab_size:,}), {n_rows:,} {config.data.layout} rows of "
+        f"{training.seq_len:,}; the run reads {rows_of_run:,} rows, {reading}"
     )
 
 

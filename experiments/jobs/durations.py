@@ -277,5 +277,5 @@ def describe_estimate(
     minutes = math.ceil(remaining_s / 60)
     sentence = f"about {minutes} minute{'s' * (minutes != 1)}, by earlier runs on this machine"
     if guessed:
-        sentence += f"; guessed for {', '.join(guessed)}, which have none"
+        sentence += f"; guessed for {', '.join(guessed)}, without an earlier run"
     return sentence

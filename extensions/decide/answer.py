@@ -253,7 +253,11 @@ def answer_experts(training: Training, expert_facts: dict) -> dict:
         reason_text += (
             f"; this one gains at most {speedup_bound:.3f} while its experts stay in bf16, as here"
         )
-    return {"why": reason_text, "nearest": nearest_pairs(training, expert_facts["pairs"])}
+    return {
+        "why": reason_text,
+        "nearest": nearest_pairs(training, expert_facts["pairs"]),
+        "fitted_to": f"{expert_facts['count']} pairs of mixtures of experts, no fit",
+    }
 
 
 def answer_format(training: Training, format_name: str, format_pairs: list[dict]) -> dict:

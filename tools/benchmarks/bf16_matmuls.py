@@ -13,6 +13,8 @@ from timeit import repeat
 
 import torch
 
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
+
 SHAPES = ((256, 256), (256, 768), (768, 256), (256, 4096))  # (features in, out)
 
 
@@ -28,9 +30,15 @@ def time_matmuls() -> torch.Tensor:
     return torch.tensor(seconds)
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    CommandLine("tools.benchmarks.bf16_matmuls", __doc__).parse_arguments(argv)
     bf16_s = time_matmuls()
     import models.cpu_matmuls  # noqa: F401  # replaces the kernels
 
     print(f"torch {torch.__version__}, features in, out: {SHAPES}")
     print(bf16_s / time_matmuls())
+    return EXIT_COMPLETED
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -15,6 +15,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from experiments.records.run import METRICS, read_log
 
 RECIPES = ("baseline_compiled", "rowwise_fp8_compiled")
@@ -33,7 +34,8 @@ def time_step(recipe: str, spin_count: str) -> float:
     return median(interval.step_s[0] for interval in intervals if not interval.not_steady)
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    CommandLine("tools.benchmarks.busy_machine", __doc__).parse_arguments(argv)
     for recipe, spin_count, busy in product(RECIPES, SPIN_COUNTS, (0, 1, 3)):
         processes = [subprocess.Popen(BUSY_COMMAND) for _ in range(busy)]
         try:
@@ -42,3 +44,8 @@ if __name__ == "__main__":
             for process in processes:
                 process.kill()
         print(f"{recipe}, {spin_count} spins, {busy} busy: {step_s:.3f} s", flush=True)
+    return EXIT_COMPLETED
+
+
+if __name__ == "__main__":
+    exit_with(main)

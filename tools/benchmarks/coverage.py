@@ -8,7 +8,6 @@ The other shares are the power: how often a fault of that size is told.
 """
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from analysis.comparison import ComparisonResult, Outcome, compare
 from analysis.losses import MARGIN_SHARE, SAME
 from analysis.study import read_study
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from tests.analysis.planted import FP8, study
 
 STUDIES = 200  # of each design
@@ -198,12 +198,15 @@ DESIGNS = [
 ]
 
 
-def main() -> None:
-    studies = int(sys.argv[1]) if len(sys.argv) > 1 else STUDIES
+def main(argv: list[str] | None = None) -> int:
+    parser = CommandLine("tools.benchmarks.coverage", __doc__)
+    parser.add_argument("studies", nargs="?", type=int, default=STUDIES, metavar="STUDIES")
+    studies = parser.parse_arguments(argv).studies
     print(f"{studies} studies of each design")
     for design in DESIGNS:
         print(f"{design.share(studies):7.1%}  {design.name}", flush=True)
+    return EXIT_COMPLETED
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(main)
