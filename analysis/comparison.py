@@ -82,7 +82,7 @@ class Comparison:
         outcomes = [*Outcome]
 
         def rank(result: ComparisonResult) -> tuple:
-            has_speed = result.speed.runs > 0
+            has_speed = result.speed.runs > 0  # else its ratio is NaN, which does not sort
             return outcomes.index(result.outcome), not has_speed, -result.speed.ratio.mean
 
         fp8_results = [self.results[recipe] for recipe in self.fp8 if recipe in self.results]

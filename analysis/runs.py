@@ -3,8 +3,8 @@
 A run is read from its directory, or from the two files of a study that is kept in results/:
 
     runs.jsonl      a line for each run: `PackedRun`
-    steps.parquet   a row for each step of each attempt: the columns of `log_table`, and `run`, the
-                    run's folder
+    steps.parquet   a row for each step of each attempt: the columns of `tabulate_log`, and `run`,
+                    the run's folder
 
 Times are in seconds. A share is a number from 0 to 1.
 """
@@ -48,7 +48,7 @@ MIN_SEEDS = 3  # of each recipe, for a verdict on the loss
 MIN_STEPS = 30  # of a run that is judged: the final loss is then the mean of three steps
 MAX_ERROR_LENGTH = 200  # characters of an error message that an ending quotes
 PACKED_STEPS = "steps.parquet"
-LARGEST_NUMBER = 1e39  # a log with a larger number is damaged
+LARGEST_NUMBER = 1e39  # beyond float32's largest: a log with a larger number is damaged
 # Endings of runs.
 COMPLETED = "completed"
 DIVERGED = "diverged"
@@ -81,10 +81,10 @@ COLUMNS = {
 @cache
 def empty_steps() -> pd.DataFrame:
     """Make the steps of a run without a log: one table for all such runs."""
-    return steps_table(log_table([]), {})
+    return steps_table(tabulate_log([]), {})
 
 
-def log_table(log: list[LogInterval]) -> pd.DataFrame:
+def tabulate_log(log: list[LogInterval]) -> pd.DataFrame:
     """Make a table of a log: a row for each step of each attempt.
 
     It has `COLUMNS`, and a column `EXTENSION.NAME` for what an extension adds.
@@ -126,6 +126,7 @@ def log_table(log: list[LogInterval]) -> pd.DataFrame:
 def steps_table(log: pd.DataFrame, stretches: dict[str, Stretch]) -> pd.DataFrame:
     """Make `Run.steps` of the table of a log. `stretches`: of the proof, by first step."""
     attempt_s = log.groupby("attempt")["elapsed_s"].max()  # each attempt's clock begins at 0
+    # The seconds of the attempts before each attempt
     earlier_attempts_s = log["attempt"].map(attempt_s.cumsum() - attempt_s)
     table = log.assign(wall_s=log["elapsed_s"] + earlier_attempts_s, in_fp8=True)
     table = table.drop(columns="elapsed_s")
@@ -244,7 +245,7 @@ def read_run(path: Path) -> Run:
     record = read_run_record(path)
     if record is None:
         raise RecordError(f"{path}: holds no {RUN_RECORD}")
-    log = log_table(read_log(path / METRICS))
+    log = tabulate_log(read_log(path / METRICS))
     return make_run(path, record, log, read_yaml(path / RECIPE), read_environments(path, record))
 
 
@@ -258,7 +259,7 @@ def make_run(
     """Make a run of its records. Raises `RecordError` if they do not go together.
 
     Args:
-        log: as `log_table` makes it.
+        log: as `tabulate_log` makes it.
         recipe: the sections of recipe.yaml.
         environments: by the name of the environment file; missing where there is none.
     """

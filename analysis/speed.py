@@ -228,7 +228,7 @@ def mfu_of_steps(run: Run) -> pd.Series:
     return rate_of_steps(run) / tokens_per_s(run) * mfu(run)
 
 
-def log_rate_table(runs: list[Run]) -> pd.DataFrame:
+def tabulate_log_rates(runs: list[Run]) -> pd.DataFrame:
     """Take logarithms of the rates of some runs: a row for each run, a column for each way to
     count."""
     return np.log(pd.DataFrame([count_rates(run) for run in runs]))
@@ -305,9 +305,9 @@ def link_labels(run: Run, level: str) -> set[str]:
 
 def find_ratios(runs: list[Run], reference_runs: list[Run], confidence: float) -> dict[str, Ratio]:
     """Find the ratio of two recipes by each way to count, with its interval."""
-    table = log_rate_table(runs)
+    table = tabulate_log_rates(runs)
     estimates = np.exp(
-        compare_means(runs, reference_runs, table, log_rate_table(reference_runs), confidence)
+        compare_means(runs, reference_runs, table, tabulate_log_rates(reference_runs), confidence)
     )
     ratios = {}
     for method, estimate in zip(table, estimates.T, strict=True):
@@ -473,8 +473,8 @@ def find_unlike_ratios(
     Returns:
         The ratios, by the way to count. The quickest steps also have an explanation.
     """
-    table = log_rate_table(runs)
-    reference_table = log_rate_table(reference_runs)
+    table = tabulate_log_rates(runs)
+    reference_table = tabulate_log_rates(reference_runs)
     # How far a run's rate by each way to count is from its rate by the mean steady step.
     deviations = table.sub(table[MEAN_STEP], axis="rows")
     reference_deviations = reference_table.sub(reference_table[MEAN_STEP], axis="rows")
@@ -509,7 +509,7 @@ def estimate_trend(runs: list[Run], reference_runs: list[Run]) -> float:
     If all runs became slower in time, the recipe that ran first looks faster.
     """
     all_runs = runs + reference_runs
-    table = log_rate_table(all_runs)[[MEAN_STEP]]
+    table = tabulate_log_rates(all_runs)[[MEAN_STEP]]
     starts = pd.Series([run.record.last_attempt.start for run in all_runs])
     table["order"] = starts.rank()
     recipes = [run.recipe for run in all_runs]
@@ -568,7 +568,7 @@ def estimate_ratio_in_groups(
     labels = []
     for group in groups:
         labels.append(f"{UNKNOWN} too" if group == UNKNOWN else group)
-    log_rates = log_rate_table(runs + reference_runs)[MEAN_STEP].to_numpy()
+    log_rates = tabulate_log_rates(runs + reference_runs)[MEAN_STEP].to_numpy()
     # A row for each run, a column for each effect: 1 where a run has it.
     in_recipe = np.repeat([1.0, 0.0], [len(runs), len(reference_runs)])
     in_group = pd.get_dummies(labels + reference_groups, dtype=float).to_numpy()

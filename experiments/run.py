@@ -27,7 +27,7 @@ from experiments.jobs.command import (
     require_single_process,
 )
 from experiments.jobs.progress import mark_progress
-from experiments.records.files import check_mark
+from experiments.records.files import refuse_folder_without
 from experiments.records.run import RECIPE, check_layout
 
 # OpenMP's threads spin so many turns before they sleep. With the 300,000 turns of libgomp they hold
@@ -106,7 +106,7 @@ def _resolve_recipe(args: argparse.Namespace) -> tuple[recipes.Recipe, Path | No
     if out:
         check_layout(out)
     if not is_run_folder and args.name not in recipes.yaml_files(recipes.RECIPES):
-        check_mark(Path(args.name), "run", RECIPE)
+        refuse_folder_without(Path(args.name), "run", RECIPE)
     overrides = list(args.overrides)
     if args.seed:
         overrides.append(f"debug.seed={args.seed}")

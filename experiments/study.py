@@ -63,10 +63,10 @@ from experiments.jobs.runner import (
 )
 from experiments.records.files import (
     check_folder,
-    check_mark,
     lock_folder,
     make_dated_folder,
     name_dated_folder,
+    refuse_folder_without,
     write_whole,
 )
 from experiments.records.run import (
@@ -151,7 +151,8 @@ def main(argv: list[str] | None = None) -> int:
             run_all(runs, stop, earlier)
         failure_codes = {run.exit_code for run in runs} - {EXIT_COMPLETED}
         report_code = EXIT_COMPLETED
-        if not (failure_codes and stop.exit_code):
+        was_stopped = bool(failure_codes and stop.exit_code)
+        if not was_stopped:
             min_steps = min(plan.config.training.steps for plan in plans.values())
             report_code = _report_study(study, min_steps, out, args.verbose)
     if not failure_codes:
@@ -291,7 +292,7 @@ def load_study_plan(names: list[str]) -> StudyPlan:
         choices = recipe_files
     for name in names:
         if name not in choices:
-            check_mark(Path(name), "study", STUDY_FILE)
+            refuse_folder_without(Path(name), "study", STUDY_FILE)
         find_by_name(kind, name, choices)
     if "baseline" in names:
         reference = "baseline"
@@ -467,7 +468,10 @@ def _report_study(study: StudyPlan, min_steps: int, out: Path, verbose: bool) ->
         from analysis import report  # pandas: a second
         from analysis.runs import MIN_SEEDS, MIN_STEPS
 
-        report.main([str(out), "--html", str(page), *["--verbose"] * verbose])
+        arguments = [str(out), "--html", str(page)]
+        if verbose:
+            arguments.append("--verbose")
+        report.main(arguments)
     except Exception as error:
         report_command = f"{PYTHON} -m analysis.report {folder} --html {quote(str(page))}"
         if is_slurm_job():

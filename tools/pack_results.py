@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.runs import PACKED_STEPS, PackedRun, log_table, read_environments, read_run
+from analysis.runs import PACKED_STEPS, PackedRun, read_environments, read_run, tabulate_log
 from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 from experiments.records.files import write_whole
 from experiments.records.run import (
@@ -62,7 +62,7 @@ def pack(study: Path, folder: Path) -> int:
             environments=read_environments(path, record),
         )
         lines.append(packed.model_dump_json() + "\n")
-        log = log_table(read_log(path / METRICS))
+        log = tabulate_log(read_log(path / METRICS))
         log.insert(0, "run", packed.folder)
         tables.append(log)
     folder.mkdir(parents=True)

@@ -38,7 +38,7 @@ MAX_SEARCHED_STUDIES = 20
 class Duration:
     """Seconds of a run."""
 
-    start_s: float  # besides its steps
+    overhead_s: float  # besides its steps: imports, compilation, the end
     step_s: float | None  # of a usual step; None before the second one
 
 
@@ -82,13 +82,13 @@ class RunSize:
 
     def is_of(self, record: RunRecord, interval: LogInterval) -> bool:
         """Tell if a run with this record, and one of its log intervals, has this size."""
-        run_tokens = interval.tokens_per_s * fmean(interval.step_s)
+        step_tokens = interval.tokens_per_s * fmean(interval.step_s)
         run_size = RunSize(
             record.last_attempt.hardware.name,
             record.parameters,
             record.seq_len,
             record.world_size,
-            round(run_tokens),
+            round(step_tokens),
         )
         return run_size == self
 
@@ -122,7 +122,7 @@ def find_earlier_duration(
         durations = [*_measure_completed_runs(study_folder / recipe, size)]
         step_times = [duration.step_s for duration in durations if duration.step_s]
         if step_times:
-            return Duration(fmean(duration.start_s for duration in durations), fmean(step_times))
+            return Duration(fmean(duration.overhead_s for duration in durations), fmean(step_times))
     return None
 
 
@@ -138,9 +138,9 @@ def _measure_completed_runs(folder: Path, size: RunSize) -> Iterator[Duration]:
         except RecordError:  # nobody has asked for these runs
             continue
         timing = record.last_attempt.timing
-        is_whole = record.status == "completed" and len(record.attempts) == 1 and intervals
+        is_whole = record.status == "completed" and len(record.attempts) == 1
         is_warm = timing is not None and timing.compile_cache == "warm"
-        if is_whole and not is_warm and size.is_of(record, intervals[-1]):
+        if intervals and is_whole and not is_warm and size.is_of(record, intervals[-1]):
             yield measure_duration(intervals)
 
 
@@ -187,10 +187,12 @@ def _estimate_run(
     step_s = _estimate_step(run, runs, earlier)
     if step_s is None:
         return None
-    steps_s = run.remaining_steps * step_s
+    all_steps_s = run.remaining_steps * step_s
     if run.duration:
-        return max(0.0, steps_s - run.since_record_s)
-    return max(0.0, _estimate_start(run.workload, runs, earlier) - (run.elapsed_s or 0)) + steps_s
+        return max(0.0, all_steps_s - run.since_record_s)
+    return (
+        max(0.0, _estimate_start(run.workload, runs, earlier) - (run.elapsed_s or 0)) + all_steps_s
+    )
 
 
 def _estimate_start(
@@ -200,30 +202,35 @@ def _estimate_start(
 
     def expect(other: Workload) -> float:
         if other.recipe in earlier:
-            return max(earlier[other.recipe].start_s, MIN_START_S)
+            return max(earlier[other.recipe].overhead_s, MIN_START_S)
         return other.guess_start()
 
     measured = []
-    ratios = []
+    slowdowns = []
     for run in runs:
         if run.workload.is_compiled != workload.is_compiled:
             continue
         expected_s = expect(run.workload)
         if run.duration:
-            ratios.append(max(run.duration.start_s, MIN_START_S) / expected_s)
+            slowdowns.append(max(run.duration.overhead_s, MIN_START_S) / expected_s)
         elif run.elapsed_s and run.elapsed_s > expected_s:  # it still compiles
-            ratios.append(run.elapsed_s / expected_s)
+            slowdowns.append(run.elapsed_s / expected_s)
         if run.duration and run.workload.recipe == workload.recipe:
-            measured.append(run.duration.start_s)
+            measured.append(run.duration.overhead_s)
     if measured:
         return fmean(measured)
-    return expect(workload) * geometric_mean(ratios or [1.0])
+    return expect(workload) * geometric_mean(slowdowns or [1.0])
 
 
 def _estimate_step(
     run: RunProgress, runs: Sequence[RunProgress], earlier: Mapping[str, Duration]
 ) -> float | None:
-    """Estimate the seconds of a run's step; None if nothing of the study has made steps here."""
+    """Estimate the seconds of a run's step.
+
+    In this order: its own steps; those of runs of its recipe; an earlier run of its recipe,
+    corrected by what other recipes took; the steps of other recipes, by first guesses of their
+    ratios; earlier runs of other recipes. None without any of these.
+    """
     if run.duration and run.duration.step_s:
         return run.duration.step_s
     workload = run.workload

@@ -90,7 +90,9 @@ class RunProcess:
     unreported_start: datetime | None = None
     attempt_number: int = 0  # of the process, once its beginning is on record
     gpus: list[str | None] = field(default_factory=list)
-    folders: ExitStack = field(default_factory=ExitStack)  # deleted when the run has ended
+    temporary_folders: ExitStack = field(
+        default_factory=ExitStack
+    )  # deleted when the run has ended
 
     @property
     def step(self) -> int:
@@ -115,7 +117,7 @@ class RunProcess:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             write_whole(self.directory / RECIPE, self.recipe)
-            cache_folder = self.folders.enter_context(
+            cache_folder = self.temporary_folders.enter_context(
                 tempfile.TemporaryDirectory(prefix="compile-cache-", ignore_cleanup_errors=True)
             )
             for name in list_unset_cache_variables():
@@ -157,7 +159,7 @@ class RunProcess:
         intervals = self._read_attempt()
         if intervals and self.start_time:
             self.duration = measure_duration(intervals, time.monotonic() - self.start_time)
-        self.folders.close()
+        self.temporary_folders.close()
         if exit_code < 0 and self.is_stopping and -exit_code != signal.SIGKILL:
             ending = "stopped before its first step"  # it did not listen yet
         elif exit_code < 0:

@@ -165,7 +165,7 @@ def is_bare(folder: Path) -> bool:
     return os.path.isdir(folder)
 
 
-def check_mark(folder: Path, kind: str, mark: str) -> None:
+def refuse_folder_without(folder: Path, kind: str, mark: str) -> None:
     """Refuse to resume a folder that lacks the file of a `kind` (run or study). Raises
     `InputError`."""
     if is_bare(folder):

@@ -252,7 +252,7 @@ class Stretch(Record):
 class Parameters(Record):
     """The parameters in the optimizer and outside it, and their moves in its first step."""
 
-    trainable: Count
+    trainable: Count  # tensors, as in the next line
     in_optimizer: Count
     elements_in_optimizer: Count
     orphans: list[str]  # trainable, but in no optimizer, as the recipe asks

@@ -84,7 +84,7 @@ class ProofCollector:
             if parameter.requires_grad:
                 self.trainable[name] = parameter
         self.converted = float8.converted_modules(model)
-        self.fp8 = plan.fp8  # of the steps to come
+        self.fp8 = plan.fp8  # of the steps to come: an extension may change it at a switch
         self.attention: str | None = None  # set by `profile`
         self.profiled: Stretch  # set by `profile`
         self.moved: Parameters  # set by `watch_movement`
@@ -111,7 +111,7 @@ class ProofCollector:
         check_hooks = self.plan.recipe.find_hooks("check_profile").values()
         activities: list[ProfilerActivity] | None = [ProfilerActivity.CPU]
         if check_hooks:
-            activities = None  # the work of a GPU too
+            activities = None  # all that torch can record, with the work of a GPU
         with profile(activities=activities, record_shapes=True) as profiler:
             yield
         events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
@@ -133,7 +133,7 @@ class ProofCollector:
                 "unset TORCHDYNAMO_DISABLE, or say compile.enable=false"
             )
 
-    def _check_matmuls(self, step: int, matmuls: Iterable["Gemm"]) -> None:
+    def _check_matmuls(self, step: int, matmuls: Iterable["Matmul"]) -> None:
         """Compare the number of FP8 matmuls of each shape with the plan."""
         layers = self.converted.values() if self.fp8.scaling else []
         min_counts, max_counts = count_expected_matmuls(self.plan, layers)
@@ -246,7 +246,7 @@ def check_orphans(config, orphans: list[str]) -> None:
 # ---- a profiled step ----
 
 
-class Gemm(NamedTuple):
+class Matmul(NamedTuple):
     """A matmul of a profiled step: (M, K) by (K, N)."""
 
     operator: str
@@ -269,16 +269,16 @@ class Gemm(NamedTuple):
         return "_scaled_mm" in self.operator
 
 
-def find_matmuls(events: Iterable) -> list[Gemm]:
+def find_matmuls(events: Iterable) -> list[Matmul]:
     """List the matmuls of a profile with shapes; without attention's.
 
-    What torch.compile calls while it compiles, to trace or to try kernels, is left out: a phase of
-    one step is profiled in the step that compiles it.
+    What torch.compile calls while it compiles, to trace or to try kernels, is left out: a stretch
+    of one step is profiled in the step that compiles it.
     """
     return _find_called_matmuls(event for event in events if event.cpu_parent is None)
 
 
-def _find_called_matmuls(events: Iterable) -> list[Gemm]:
+def _find_called_matmuls(events: Iterable) -> list[Matmul]:
     """List the matmuls among operators and the operators that they call.
 
     Eager FP8 enters as aten::mm of a tensor subclass, which calls _scaled_mm: the latter counts.
@@ -301,7 +301,7 @@ def _find_called_matmuls(events: Iterable) -> list[Gemm]:
     return matmuls
 
 
-def _read_matmul(event) -> Gemm:
+def _read_matmul(event) -> Matmul:
     """Read the shape of an operator's matmul."""
     shapes = event.input_shapes
     if event.name == "aten::addmm":  # the bias comes first
@@ -311,11 +311,11 @@ def _read_matmul(event) -> Gemm:
     # A grouped matmul has the rows of all groups in its left operand
     shape = (math.prod(left[:-1]), left[-1], right[-1])
     if event.name == FP8_MATMUL:
-        return Gemm(event.name, shape, _read_scale_shapes(event))
-    return Gemm(event.name, shape)
+        return Matmul(event.name, shape, _read_scale_shapes(event))
+    return Matmul(event.name, shape)
 
 
-def _read_triton_matmul(event, is_fp8: bool) -> Gemm:
+def _read_triton_matmul(event, is_fp8: bool) -> Matmul:
     """Read the shape of a matmul that inductor compiled.
 
     Its two operands come first, each perhaps transposed, and its output last. Scales of rows have a
@@ -326,8 +326,8 @@ def _read_triton_matmul(event, is_fp8: bool) -> Gemm:
     # (M K) (K N) is (M N) times K squared
     k = math.isqrt(math.prod(matrices[0]) * math.prod(matrices[1]) // (m * n))
     if is_fp8:
-        return Gemm("triton _scaled_mm", (m, k, n), _read_scale_shapes(event))
-    return Gemm("triton mm", (m, k, n))
+        return Matmul("triton _scaled_mm", (m, k, n), _read_scale_shapes(event))
+    return Matmul("triton mm", (m, k, n))
 
 
 def _read_scale_shapes(event) -> tuple[tuple[int, ...], ...]:
@@ -342,7 +342,7 @@ def find_attention(events: Iterable) -> str | None:
     return ", ".join(sorted(kernels)) or None
 
 
-def sum_flops_by_operator(matmuls: Iterable[Gemm]) -> dict[str, int]:
+def sum_flops_by_operator(matmuls: Iterable[Matmul]) -> dict[str, int]:
     """Add up the FLOPs of matmuls."""
     flops: Counter[str] = Counter()
     for matmul in matmuls:
@@ -412,7 +412,7 @@ def _find_witnesses(
 def digest_tensors(tensors: Iterable[torch.Tensor]) -> str:
     """Digest the values of tensors, in their order; empty ones do not count.
 
-    `torch.hash_tensor` XORs the values of a tensor as float64, so that the sum is the same in any
+    `torch.hash_tensor` XORs the values of a tensor as float64, so that the hash is the same in any
     order, and only eight bytes leave the device.
     """
     digest = hashlib.sha256()

@@ -55,7 +55,7 @@ class Diverged(RuntimeError):
 
 
 def reduce_single_process(values: torch.Tensor, operation: str = "sum") -> torch.Tensor:
-    """Return the values of a run's only process: their `sum` and `max` over processes."""
+    """Return the values as they are: over a single process they are their own `sum` or `max`."""
     return values
 
 
@@ -73,7 +73,9 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float) -> tor
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     if math.isfinite(max_norm):
-        clip_grads_with_norm_(parameters, max_norm, norm.nan_to_num(0, 0), foreach=True)
+        # For a norm that is not finite 0 is given, and torch scales by at most 1
+        finite_norm = norm.nan_to_num(nan=0, posinf=0)
+        clip_grads_with_norm_(parameters, max_norm, finite_norm, foreach=True)
     return norm
 
 
@@ -117,8 +119,13 @@ class Trainer(titan.Trainer):
 
     @property
     def interval_steps(self) -> range:
-        """The steps of the log interval so far."""
+        """The steps of the log interval so far, whose losses the meter holds until its end."""
         return range(self.step - len(self.meter.losses) + 1, self.step + 1)
+
+    @property
+    def _has_whole_model(self) -> bool:
+        """True if this process has all weights and all rows, so that digests of them compare."""
+        return self.plan.world_size == 1
 
     # ---- torchtitan's parts, in the order in which its `__init__` builds them ----
 
@@ -127,11 +134,11 @@ class Trainer(titan.Trainer):
         architecture = find_architecture(self.plan.config)
         return TrainSpec(
             model_cls=architecture.model,
-            model_args=architecture.flavors,  # torchtitan changes the flavor: one run a process
+            model_args=architecture.flavors,  # torchtitan writes the run's keys into the flavor
             pipelining_fn=None,
             build_tokenizer_fn=None,
             build_dataloader_fn=self._build_loader,
-            parallelize_fn=self._convert_model,
+            parallelize_fn=self._parallelize_model,
             build_loss_fn=build_cross_entropy_loss,
             build_optimizers_fn=self._build_optimizers,
             build_lr_schedulers_fn=build_lr_schedulers,
@@ -141,7 +148,7 @@ class Trainer(titan.Trainer):
         """Build the loader of this process's rows."""
         return BatchLoader(self.plan.token_file, self.plan.config, dp_rank, dp_world_size)
 
-    def _convert_model(
+    def _parallelize_model(
         self, model: RecipeModel, parallel_dims: ParallelDims, config
     ) -> RecipeModel:
         """Swap linear layers for FP8 layers; recompute, compile and shard the model.
@@ -152,8 +159,8 @@ class Trainer(titan.Trainer):
         convert = self.plan.recipe.find_hook("convert", float8.convert_linears)
         convert(model, self.plan)
         TIMELINE.mark("conversion")
-        shard = self.plan.recipe.find_hook("parallelize")
-        return parallelize_model(model, parallel_dims, config, shard)
+        parallelize = self.plan.recipe.find_hook("parallelize")
+        return parallelize_model(model, parallel_dims, config, parallelize)
 
     def _build_optimizers(self, *arguments):
         """Build the optimizer; the model has its weights."""
@@ -192,7 +199,7 @@ class Trainer(titan.Trainer):
                 if memory:
                     memory.step()
                 if trace and end_traced_step(trace):
-                    self._disturb_next_step()
+                    self._mark_next_step_not_steady()
                 if self._stop_code:
                     self._interrupt()
 
@@ -203,13 +210,14 @@ class Trainer(titan.Trainer):
         is_last = self.step == config.training.steps
         for prepare in self.plan.recipe.find_hooks("before_step").values():
             prepare(self, self.step)
+        # After `before_step`, because an extension may begin another stretch there
         is_profiled = self.step == self.profiled_step
 
         with self.proof.profile(self.step) if is_profiled else nullcontext():
             self.optimizers.zero_grad()
             lr = float(self.lr_schedulers.schedulers[0].get_last_lr()[0])
             micro_batches = [next(batches) for _ in range(self.plan.passes)]
-            if self.step == 1 and self.directory and self.plan.world_size == 1:
+            if self.step == 1 and self.directory and self._has_whole_model:
                 tokens = [inputs["input"] for inputs, _ in micro_batches]
                 self.directory.record.first_batch = digest_tensors(tokens)
             # Tokens that are not padding, counted on the host: nothing waits for the device
@@ -250,12 +258,13 @@ class Trainer(titan.Trainer):
             self.checkpointer.request_save(self.step)
         is_save_due = self.checkpointer.is_save_due(self.step)
         if is_save_due:
-            self._disturb_next_step()
+            self._mark_next_step_not_steady()
         # An interval ends also where a checkpoint is saved: a resume loses no step
-        ends_interval = is_last or is_save_due or self._stop_code or not math.isfinite(grad_norm)
-        if ends_interval or self.metrics_processor.should_log(self.step):
-            local_loss = loss * valid_tokens / float(local_valid_tokens)
-            self._end_interval(local_loss, grad_norm, lr)
+        ends_early = is_last or is_save_due or self._stop_code or not math.isfinite(grad_norm)
+        if ends_early or self.metrics_processor.should_log(self.step):
+            # `loss` is this process's part of the run's mean: per valid token of all processes
+            local_mean_loss = loss * valid_tokens / float(local_valid_tokens)
+            self._end_interval(local_mean_loss, grad_norm, lr)
 
     # ---- the parts of a run ----
 
@@ -264,7 +273,7 @@ class Trainer(titan.Trainer):
         self.first_step = self.step + 1
         self.begin_stretch(self.first_step, self.job_config.training.steps)
         self.meter = Meter(self.plan, self.metrics_processor, self.all_reduce, self.directory)
-        if self.first_step == 1 and self.directory and self.plan.world_size == 1:
+        if self.first_step == 1 and self.directory and self._has_whole_model:
             weights = [local_tensor(weight) for weight in self.proof.parameters.values()]
             self.directory.record.first_weights = digest_tensors(weights)
 
@@ -278,7 +287,7 @@ class Trainer(titan.Trainer):
             self.first_step + NOT_STEADY_STEPS, first_step + NOT_STEADY_STRETCH_STEPS
         )
 
-    def _disturb_next_step(self) -> None:
+    def _mark_next_step_not_steady(self) -> None:
         """Count the next step as not steady: this one ends with a checkpoint or in a trace."""
         self._first_steady_step = max(self._first_steady_step, self.step + 2)
 

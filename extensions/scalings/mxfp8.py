@@ -24,7 +24,7 @@ from torchao.prototype.moe_training.mxfp8_linear import _to_mxfp8_then_scaled_mm
 from torchao.quantization.quantize_.common import KernelPreference
 from torchao.utils import is_cuda_version_at_least, is_sm_at_least_100
 
-from experiments.training.proof import Gemm, Proof, ProofError, find_matmuls
+from experiments.training.proof import Matmul, Proof, ProofError, find_matmuls
 from models import device
 from models.errors import InputError, format_name_patterns
 from models.float8 import EMULATED, OPERATOR, MatmulChoice
@@ -158,7 +158,7 @@ def prove_block_scales(proof: Proof, profiler) -> None:
     proof.evidence["scalings"] = {"block_scaled_matmuls": dict(counts)}
 
 
-def is_block_scaled(matmul: Gemm) -> bool:
+def is_block_scaled(matmul: Matmul) -> bool:
     """Tell if both operands of an FP8 matmul have a scale for each 32 values along the sum."""
     m, k, n = matmul.shape
     counts = [math.prod(shape) for shape in matmul.scale_shapes[:2]]

@@ -48,7 +48,7 @@ def replay(timings: dict[Workload, Duration], steps: int, earlier=None, n_seeds:
     runs = [*timings.items()] * n_seeds
     ends = []
     for _, duration in runs:
-        ends.append((ends[-1] if ends else 0) + duration.start_s + steps * duration.step_s)
+        ends.append((ends[-1] if ends else 0) + duration.overhead_s + steps * duration.step_s)
     for now in range(5, int(ends[-1]), 5):
         progresses = [
             watch_run(workload, duration, steps, now - end)
@@ -60,18 +60,18 @@ def replay(timings: dict[Workload, Duration], steps: int, earlier=None, n_seeds:
 
 def watch_run(workload: Workload, duration: Duration, steps: int, since_end_s: float):
     """Say what is known of a run so many seconds after its end; before it they are negative."""
-    elapsed_s = duration.start_s + steps * duration.step_s + since_end_s
+    elapsed_s = duration.overhead_s + steps * duration.step_s + since_end_s
     if since_end_s >= 0:
         return RunProgress(workload, 0, duration=duration, has_ended=True)
     if elapsed_s <= 0:
         return RunProgress(workload, steps)
-    in_steps_s = elapsed_s - duration.start_s
+    in_steps_s = elapsed_s - duration.overhead_s
     done = int(max(0.0, in_steps_s) / duration.step_s)
     if not done:
         return RunProgress(workload, steps, elapsed_s)
     measured = duration
     if done == 1:
-        measured = Duration(duration.start_s + duration.step_s, None)
+        measured = Duration(duration.overhead_s + duration.step_s, None)
     since_record_s = in_steps_s - done * duration.step_s
     return RunProgress(workload, steps - done, elapsed_s, since_record_s, measured)
 
@@ -88,7 +88,7 @@ def test_earlier_runs_make_the_first_estimate_right():
     """The machine is busier than it was, all recipes alike."""
     earlier = {}
     for workload, duration in BUSY.items():
-        earlier[workload.recipe] = Duration(duration.start_s / 1.2, duration.step_s / 1.2)
+        earlier[workload.recipe] = Duration(duration.overhead_s / 1.2, duration.step_s / 1.2)
     estimates = [*replay(BUSY, 200, earlier)]
     assert {number for number, _, _ in estimates} == {1, 2, 3, 4}
     for number, estimate, left in estimates:
