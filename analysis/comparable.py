@@ -80,6 +80,7 @@ HARMLESS_KEYS = (
 MACHINE_KEYS = ("hardware.cpu", "variables.OMP_NUM_THREADS")
 RECOMPUTATION = "activation_checkpoint.mode"
 ENVIRONMENT_FILE = "environment"  # the file's name, which has a digest of its content
+CODE_CHANGES = "git.changes"  # a digest of the difference from the commit
 OTHER_PACKAGES = "other_packages."  # that torch does not load
 PATH_STARTS = ("/", "./", "../", "~/")  # beginnings of values that are paths
 
@@ -125,7 +126,7 @@ def compare_records(runs: list[Run], reference_runs: list[Run]) -> Differences:
     packages = []
     settings = []
     for key, values, reference_values in find_unlike_records(runs, reference_runs, keys_of_files):
-        sentence = f"{key} is {describe_values(values)} beside {describe_values(reference_values)}"
+        sentence = describe_difference(key, values, reference_values)
         is_set_by_files = key.startswith(keys_of_files)
         if is_set_by_files and len(values) == len(reference_values) == 1:
             if key not in COMPARED_KEYS:
@@ -253,6 +254,15 @@ def is_mixed(key: str, values: Counter[str], reference_values: Counter[str]) -> 
 def find_shares(values: Counter[str]) -> dict[str, float]:
     """Divide the counts of values by their sum."""
     return {value: count / values.total() for value, count in values.items()}
+
+
+def describe_difference(key: str, values: Counter[str], reference_values: Counter[str]) -> str:
+    """Say in a sentence how the values of a record differ between a recipe and its reference."""
+    sentence = f"{key} is {describe_values(values)}"
+    sentence += f", and {describe_values(reference_values)} in the reference"
+    if key == CODE_CHANGES:
+        return f"the code was edited between runs ({sentence})"
+    return sentence
 
 
 def describe_values(values: Counter[str]) -> str:

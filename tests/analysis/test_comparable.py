@@ -125,3 +125,10 @@ def test_records_in_unequal_shares_compare_where_both_recipes_have_the_value(
     found = compare({"runs": runs, "hardware": {"driver": "570.1"}}, seeds=5)
     assert found.mixed_keys == (["hardware.driver"] if allowed else [])
     assert bool(found.forbidden) != allowed
+
+
+def test_code_that_was_edited_between_runs_forbids_a_verdict_with_a_sentence(compare):
+    edited = {"git": {"commit": "c", "changes": "6eff7ff7"}}
+    usual = {"git": {"commit": "c", "changes": None}}
+    [reason] = compare(usual, {"runs": ["C/0"]} | edited).forbidden
+    assert "the code was edited" in reason and "6eff7ff7" in reason
