@@ -134,7 +134,7 @@ def compare_speeds(
     ratio = ratios[MEAN_STEP]
     caveats: list[str] = []
     if n_runs > 1:
-        caveats += find_contradictions(ratios, runs, reference_runs, mixed_keys)
+        caveats += find_differing_ratios(ratios, runs, reference_runs, mixed_keys)
         caveats += find_impossible_speeds(ratio, runs, reference_runs)
         caveats += find_short_memory(runs) + find_short_memory(reference_runs)
     lead = abs(ratio.mean - 1)
@@ -386,7 +386,7 @@ def count_runs_needed(
 # ---- rule 3 ----
 
 
-def find_contradictions(
+def find_differing_ratios(
     ratios: dict[str, Ratio],
     runs: list[Run],
     reference_runs: list[Run],

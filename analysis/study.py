@@ -298,7 +298,7 @@ def leave_out_other_trainings(
         StudyError: too few runs of a recipe are left. Then two trainings were made, and not one
             with an odd run.
     """
-    trainings = {run: describe_training(run) for run in runs}
+    trainings = {run: collect_training(run) for run in runs}
     usual_run = find_usual_run(trainings)
     usual_training = trainings[usual_run]
     remaining = []
@@ -390,7 +390,7 @@ def first_difference(training: dict[str, Any], usual_training: dict[str, Any]) -
     return None
 
 
-def describe_training(run: Run) -> dict[str, Any]:
+def collect_training(run: Run) -> dict[str, Any]:
     """Collect what a run trained: `ONE_TRAINING`, and the learning rate of each logged step."""
     facts = {key: run.facts.get(key) for key in ONE_TRAINING}
     if not run.length:  # a run without steps shows no tokens per step

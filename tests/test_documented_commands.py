@@ -186,8 +186,8 @@ def check_names(module: str, args) -> None:
         load = importlib.import_module("extensions.sweep.cells").load_sweep
         load(args.name).override(overrides)
     elif module == "tools.notebooks":
-        known = importlib.import_module("analysis.notebook_index").NOTEBOOKS
-        assert {*names} <= known.keys()
+        notebooks = importlib.import_module("analysis.notebook_index").NOTEBOOKS
+        assert {*names} <= notebooks.keys()
 
 
 @pytest.fixture

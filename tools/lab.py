@@ -11,6 +11,7 @@ from pathlib import Path
 
 from analysis.notebook_index import NOTEBOOKS
 from experiments.config.recipes import ROOT
+from experiments.jobs.command import EXIT_COMPLETED, CommandLine, exit_with
 
 COPIES = ROOT / "lab"
 
@@ -28,6 +29,12 @@ def copy_notebooks(folder: Path = COPIES) -> None:
         shutil.copyfile(notebook, copy)
 
 
-if __name__ == "__main__":
+def main(argv: list[str] | None = None) -> int:
+    CommandLine("tools.lab", __doc__).parse_arguments(argv)
     copy_notebooks()
     print(f"The notebooks are copies in {COPIES.name}/, which git ignores.")
+    return EXIT_COMPLETED
+
+
+if __name__ == "__main__":
+    exit_with(main)

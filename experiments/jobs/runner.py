@@ -90,9 +90,8 @@ class RunProcess:
     unreported_start: datetime | None = None
     attempt_number: int = 0  # of the process, once its beginning is on record
     gpus: list[str | None] = field(default_factory=list)
-    temporary_folders: ExitStack = field(
-        default_factory=ExitStack
-    )  # deleted when the run has ended
+    # Deleted when the run has ended
+    temporary_folders: ExitStack = field(default_factory=ExitStack)
 
     @property
     def step(self) -> int:

@@ -1,6 +1,6 @@
 """Send a run's curves to Weights & Biases too, by torchtitan's key `metrics.enable_wandb`.
 
-torchtitan calls the package wandb, and goes on without it where it fails. What a user can mend is
+torchtitan calls the package wandb, and goes on without it where it fails. What a user can fix is
 therefore checked before a run: the package, and a key. torchtitan reads the names of a run from
 environment variables, which `name_wandb_run` sets unless the user has.
 """
@@ -60,7 +60,7 @@ def name_wandb_run(recipe: str, seed: int, out: Path) -> None:
     """
     name = f"{recipe}/seed{seed}"
     os.environ.setdefault("WANDB_PROJECT", DEFAULT_PROJECT)
-    study_folder = out.absolute().parent.parent  # with a folder a recipe, with a run a seed
+    study_folder = out.absolute().parent.parent  # STUDY of STUDY/RECIPE/seedK
     if (study_folder / STUDY_FILE).exists():
         os.environ.setdefault("WANDB_RUN_GROUP", study_folder.name)
         name = f"{study_folder.name}/{name}"

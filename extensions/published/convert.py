@@ -97,10 +97,11 @@ def convert_logs(logs: Path, folder: Path) -> list[str]:
 
 
 def find_recipe(path: Path) -> str:
-    """Find the recipe of a log by the beginning of its name; a time may follow. Raises
+    """Find the recipe of a log by the beginning of its name, or by the recipe's. Raises
     `InputError`."""
     name = path.stem.partition("_2025")[0]
-    name = {recipe: log_name for log_name, recipe in RECIPES.items()}.get(name, name)
+    if name in RECIPES.values():
+        return name
     if name not in RECIPES:
         raise InputError(f"{path}: is not a log of the published project: move it elsewhere")
     return RECIPES[name]
@@ -125,7 +126,7 @@ def read_log(path: Path) -> pd.DataFrame:
 
 
 def tabulate_steps(lines: pd.DataFrame) -> pd.DataFrame:
-    """Make the table of a log: a row a step, with `COLUMNS`.
+    """Make the table of a log: a row for each step, with `COLUMNS`.
 
     A line's seconds are spread evenly over its steps, and all of them have its loss, which is the
     last step's. Learning rate and clock are those of the line's last step.

@@ -29,8 +29,8 @@ def of_all(recipe, **change):
 
 
 def test_alike_runs_differ_in_nothing(compare):
-    found = compare()
-    assert not found.forbidden and not found.remarks and not found.mixed_keys
+    differences = compare()
+    assert not differences.forbidden and not differences.remarks and not differences.mixed_keys
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_what_can_cost_time_forbids_a_verdict(compare, change):
     ],
 )
 def test_what_costs_no_time_is_told(compare, settings):
-    found = compare(of_all("C", settings=settings))
-    assert not found.forbidden and len(found.remarks) == 1
+    differences = compare(of_all("C", settings=settings))
+    assert not differences.forbidden and len(differences.remarks) == 1
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,15 @@ def test_what_costs_no_time_is_told(compare, settings):
 )
 def test_names_of_runs_and_folders_are_passed_over(compare, change):
     usual = {"variables": {}}
-    found = compare(usual, of_all("C", **change))
-    assert not found.forbidden and not found.remarks
+    differences = compare(usual, of_all("C", **change))
+    assert not differences.forbidden and not differences.remarks
 
 
 def test_a_file_that_several_runs_name_is_compared_and_a_log_of_one_run_is_not(compare):
     plugin = "/opt/nccl/libnccl-net.so.2"
     usual = {"variables": {}}
-    found = compare(usual, of_all("C", variables={"NCCL_NET_PLUGIN": plugin}))
-    assert len(found.forbidden) == 1 and plugin in found.forbidden[0]
+    differences = compare(usual, of_all("C", variables={"NCCL_NET_PLUGIN": plugin}))
+    assert len(differences.forbidden) == 1 and plugin in differences.forbidden[0]
     logs = [
         {"runs": [f"{recipe}/{seed}"], "variables": {"NCCL_DEBUG_FILE": f"/tmp/{recipe}{seed}.log"}}
         for recipe in "CT"
@@ -101,10 +101,10 @@ def test_packages_that_torch_loads_are_compared_and_others_told(compare):
     old = {"torch": "2.13.0+cu130", "nvidia-cublas": "12.9", "jupyter": "1.0"}
     new = old | {"jupyter": "1.1"}
     other_environment = of_all("C", environment="environment-1.json")
-    found = compare(other_environment, **{"0": new, "1": old})
-    assert not found.forbidden and "jupyter" in found.remarks[0]
-    found = compare(other_environment, **{"0": old | {"nvidia-cublas": "13.1"}, "1": old})
-    assert "nvidia-cublas" in found.forbidden[0] and not found.remarks
+    differences = compare(other_environment, **{"0": new, "1": old})
+    assert not differences.forbidden and "jupyter" in differences.remarks[0]
+    differences = compare(other_environment, **{"0": old | {"nvidia-cublas": "13.1"}, "1": old})
+    assert "nvidia-cublas" in differences.forbidden[0] and not differences.remarks
 
 
 def test_a_lost_environment_file_stands_for_its_packages(compare):
@@ -122,9 +122,9 @@ def test_a_lost_environment_file_stands_for_its_packages(compare):
 def test_records_in_unequal_shares_compare_where_both_recipes_have_the_value(
     compare, runs, allowed
 ):
-    found = compare({"runs": runs, "hardware": {"driver": "570.1"}}, seeds=5)
-    assert found.mixed_keys == (["hardware.driver"] if allowed else [])
-    assert bool(found.forbidden) != allowed
+    differences = compare({"runs": runs, "hardware": {"driver": "570.1"}}, seeds=5)
+    assert differences.mixed_keys == (["hardware.driver"] if allowed else [])
+    assert bool(differences.forbidden) != allowed
 
 
 def test_code_that_was_edited_between_runs_forbids_a_verdict_with_a_sentence(compare):

@@ -94,9 +94,9 @@ def end(tmp_path, program):
 def test_a_job_requeues_itself_only_after_progress_since_its_start(end):
     assert "SCONTROL requeue 7" in end(75, progress=True)
     for code in (75, 138):  # 138: SIGUSR1 before Python listened
-        said = end(code)  # the mark of the start before does not count
-        assert "SCONTROL" not in said and "not requeued" in said and "--time" in said
-        assert "To resume: sbatch launch/alps_fp8.sbatch " in said
+        output = end(code)  # the mark of the start before does not count
+        assert "SCONTROL" not in output and "not requeued" in output and "--time" in output
+        assert "To resume: sbatch launch/alps_fp8.sbatch " in output
 
 
 def test_a_job_that_is_not_requeued_says_why(end):

@@ -26,9 +26,9 @@ def test_variables_that_change_code_or_speed_are_on_record_and_no_secret(monkeyp
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
     monkeypatch.setenv("TORCH_HUB_TOKEN", "hidden")
     monkeypatch.setenv("WANDB_API_KEY", "hidden")
-    found = places.read_variables()
-    assert found["NCCL_ALGO"] == "Ring" and found["TORCHINDUCTOR_MAX_AUTOTUNE"] == "1"
-    assert "hidden" not in found.values() and "PATH" not in found
+    variables = places.read_variables()
+    assert variables["NCCL_ALGO"] == "Ring" and variables["TORCHINDUCTOR_MAX_AUTOTUNE"] == "1"
+    assert "hidden" not in variables.values() and "PATH" not in variables
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,8 @@ def test_experts_have_the_answer_of_their_pairs(ask):
 
 
 def test_formats_have_the_answers_of_their_pairs(ask):
-    found = ask("8B --gpu b200 --gpus 8 --format mxfp8")
-    assert [round(value, 2) for value in found["speedup"]["mxfp8"][1:]] == [1.2, 1.35]
+    answer = ask("8B --gpu b200 --gpus 8 --format mxfp8")
+    assert [round(value, 2) for value in answer["speedup"]["mxfp8"][1:]] == [1.2, 1.35]
     figures = [pair["figures"] for pair in ask("8B --gpu gb200 --format nvfp4")["nearest"]]
     assert any("21,919 and 30,040" in text for text in figures)
     assert any("21,919 and 28,084" in text for text in figures)
@@ -219,8 +219,8 @@ def test_formats_have_the_answers_of_their_pairs(ask):
 
 def test_mxfp8_is_measured_by_its_recipe(ask):
     pytest.importorskip("extensions.scalings")
-    found = ask("8B --gpu b200 --gpus 8 --format mxfp8")
-    assert "baseline_compiled mxfp8_compiled" in found["measure"]
+    answer = ask("8B --gpu b200 --gpus 8 --format mxfp8")
+    assert "baseline_compiled mxfp8_compiled" in answer["measure"]
     assert ask("8B --gpu gb200 --format nvfp4")["measure"] is None
 
 

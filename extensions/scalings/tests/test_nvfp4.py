@@ -136,14 +136,14 @@ def test_the_three_matmuls_of_a_layer():
     x, weight, gradient = operands(F32)
     model = layer("nvfp4", F32)
     torch.manual_seed(0)
-    found = results(model)
+    products = results(model)
     torch.manual_seed(0)
     matmuls = [
         (round_nvfp4(x, 1, False, False), round_nvfp4(weight, 16, False, False)),
         (round_nvfp4(gradient, 1, False, True), round_nvfp4(weight.t(), 16, False, False)),
         (round_nvfp4(gradient.t(), 1, True, True), round_nvfp4(x.t(), 1, True, False)),
     ]
-    for (lhs, rhs), result in zip(matmuls, found, strict=True):
+    for (lhs, rhs), result in zip(matmuls, products, strict=True):
         assert torch.allclose(lhs @ rhs.t(), result, rtol=1e-4, atol=1e-5 * result.abs().max())
 
 

@@ -7,6 +7,7 @@ from functools import partial
 import pandas as pd
 import pytest
 import torch
+import yaml
 from torch import nn
 from torchao.prototype.blockwise_fp8_training import kernels as blockwise
 
@@ -15,6 +16,7 @@ from extensions.scalings import SCALINGS, TORCHAO_MXFP8, Section, convert, signa
 from extensions.scalings.layer import end_step, measure_saturation, round_blocks, scaled_linear
 from tests.models import layers
 from tests.models.layers import operands, results
+from tests.processes import ROOT
 from tests.runs import SMALLEST, TINY, kill, losses_of
 
 E4M3 = torch.float8_e4m3fn
@@ -183,3 +185,15 @@ def test_finer_scales_keep_more_under_outliers(monkeypatch, tmp_path, flavors):
     rows = pd.DataFrame(json.loads((tmp_path / "snr.json").read_text())["stress"])
     snr_db = rows[rows["stress"] == "outliers"].set_index("scaling")["snr_db"].str["output"]
     assert snr_db[["tensorwise", "rowwise", "blockwise", "mxfp8"]].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("name", ["formats", "scalings"])
+def test_the_study_is_the_one_whose_runs_are_kept(name):
+    """Its recipes, seeds, reference, size and keys; TensorBoard changes no loss."""
+    plan = study.load_study_plan([name])
+    [file] = (ROOT / "extensions/scalings/results" / name).glob("*/study.yaml")
+    kept = yaml.safe_load(file.read_text())
+    assert {*plan.recipes} == {*kept["recipes"]} and plan.reference == kept["reference"]
+    assert plan.seeds == kept["seeds"] and plan.overlays == kept["overlays"]
+    kept_keys = [key for key in kept["overrides"] if not key.startswith("metrics.")]
+    assert plan.overrides == kept_keys
