@@ -1,11 +1,14 @@
 """A real Slurm with fake GPUs for tests: jobs that are submitted as a user submits them."""
 
 import os
+import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +20,20 @@ from tests import processes
 SLURM = "tests/launch/slurm.sh"
 MISSING = "needs Slurm: slurmctld slurmd slurm-client munge libslurm-dev gcc"
 MOUNT = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]  # as container.py does
+
+
+def find_free_ports(count: int) -> int:
+    """Find the first of so many ports in a row that no process uses: tests of another clone may run
+    at the same time. They lie below those that Linux gives away by itself."""
+    while True:
+        first = random.SystemRandom().randrange(10_000, 30_000)
+        try:
+            with ExitStack() as sockets:
+                for port in range(first, first + count):
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
 
 
 class Job(NamedTuple):
@@ -67,8 +84,7 @@ def slurm_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if has_mounts():
             patch.setenv("PYTHON", sys.executable)
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-        patch.setenv("PORT", str(17017 + 10 * int(worker.removeprefix("gw"))))
+        patch.setenv("PORT", str(find_free_ports(5)))
         try:
             up = subprocess.run([SLURM, "up", folder], capture_output=True, text=True, timeout=120)
             assert up.returncode == 0, up.stderr
